@@ -1,0 +1,1 @@
+"""Trains a DFlash drafter against a frozen target; knows nothing of who deploys it."""

@@ -1,0 +1,1 @@
+"""The frozen target, the drafter, its blocks and its loss."""
