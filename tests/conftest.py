@@ -1,0 +1,149 @@
+"""What all tests share: which of them run, what could not, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import secrets
+from collections import Counter
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
+
+from tests import imports, leftovers
+
+TAG = "FAB_TEST_SESSION"
+SLOW = {"hosts", "demo"}
+"""Folders whose tests talk to a real sshd."""
+HEAVY = {"torch", "transformers"}
+NOT_RUN = "not run: "
+
+
+def pytest_addoption(parser):
+    group = parser.getgroup("this project")
+    group.addoption(
+        "--part", choices=("fast", "slow"), help="what needs neither torch nor sshd, or the rest"
+    )
+    group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
+    group.addoption("--tally", metavar="FILE", help="write how many tests passed, failed, skipped")
+
+
+def pytest_configure():
+    os.environ[TAG] = secrets.token_hex(8)
+    # Nothing here loads from a hub; without this a missing file is asked for there, and waited for.
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+@functools.cache
+def modules(root: Path) -> dict[str, imports.Module]:
+    return imports.read_tree(root, ("tasks", "trainer", "tests"))
+
+
+@functools.cache
+def is_slow(path: Path, root: Path) -> bool:
+    """Whether a file's tests talk to a real sshd, or importing it brings torch in."""
+    if SLOW & set(path.relative_to(root).parts):
+        return True
+    return bool(HEAVY & imports.outside(imports.read_file(path, root), modules(root)))
+
+
+def pytest_ignore_collect(collection_path, config):
+    # By what a file imports: importing torch alone takes longer than all quick tests together.
+    if config.getoption("--part") == "fast" and collection_path.suffix == ".py":
+        return is_slow(collection_path, config.rootpath) or None
+    return None
+
+
+def pytest_collection_modifyitems(config, items):
+    part = config.getoption("--part")
+    keep, drop = [], []
+    for item in items:
+        wrong_part = part is not None and (part == "slow") != (
+            is_slow(item.path, config.rootpath)
+            or any(item.get_closest_marker(name) for name in ("hosts", "torch"))
+        )
+        too_long = is_long(item) and not config.getoption("--long")
+        (drop if wrong_part or too_long else keep).append(item)
+    if drop:
+        config.hook.pytest_deselected(items=drop)
+    items[:] = sorted(keep, key=is_long)
+
+
+def is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+@pytest.fixture(scope="session")
+def long(request):
+    """Whether this is a run at full counts."""
+    return request.config.getoption("--long")
+
+
+@pytest.fixture(scope="session")
+def rounds(long):
+    """`rounds(20, 500)`: how many to do now; 500 only in a run at full counts."""
+    return lambda some, all_of_them: all_of_them if long else some
+
+
+@pytest.fixture(scope="session")
+def not_run():
+    """`not_run("no PID namespace: ...")`: this machine lacks an ability; the summary counts it."""
+
+    def tell(reason: str) -> None:
+        pytest.skip(NOT_RUN + reason)
+
+    return tell
+
+
+_reasons: Counter[str] = Counter()
+
+
+def pytest_runtest_logreport(report):
+    if report.skipped and isinstance(report.longrepr, tuple):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if reason.startswith(NOT_RUN):
+            _reasons[reason.removeprefix(NOT_RUN)] += 1
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    # Fixtures of the session have ended by now; nothing of ours has a reason to live.
+    folder = session.config._tmp_path_factory.getbasetemp()
+    tracker = resource_tracker._resource_tracker._pid
+    left = leftovers.wait_for_none(
+        10,
+        tag=f"{TAG}={os.environ[TAG]}",
+        folder=folder,
+        spared=frozenset() if tracker is None else frozenset({tracker}),
+    )
+    if left:
+        leftovers.end(left)
+        session.config.stash[LEFT] = left
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+LEFT = pytest.StashKey[list[leftovers.Process]]()
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    left = config.stash.get(LEFT, [])
+    if left:
+        terminalreporter.section("left behind, now killed", red=True)
+        for each in left:
+            terminalreporter.write_line(f"pid {each.pid}: {each.words}")
+    for reason, times in sorted(_reasons.items()):
+        terminalreporter.write_line(f"not run: {times} for {reason}")
+    if config.getoption("--tally"):
+        count = {
+            word: len(terminalreporter.getreports(word))
+            for word in ("passed", "failed", "error", "skipped")
+        }
+        counted = {
+            "passed": count["passed"],
+            "failed": count["failed"] + count["error"] + bool(left),
+            "skipped": count["skipped"],
+            "not run": dict(_reasons),
+        }
+        Path(config.getoption("--tally")).write_text(json.dumps(counted), encoding="utf-8")
