@@ -1,0 +1,29 @@
+"""What can be done to ONE host: (Host, Run, Link) -> Effect, each one idempotent.
+
+Where a new one goes: beside those that act on the same thing, and into this list.
+"""
+
+from tasks.operations.environment import probe, verify_features
+from tasks.operations.lease import give_back_lease, take_lease
+from tasks.operations.release import sync, verify
+from tasks.operations.run import await_progress, describe, health, kill, launch
+from tasks.operations.words import By, Operation, Run, changing, new_run_id
+
+__all__ = [
+    "By",
+    "Operation",
+    "Run",
+    "await_progress",
+    "changing",
+    "describe",
+    "give_back_lease",
+    "health",
+    "kill",
+    "launch",
+    "new_run_id",
+    "probe",
+    "sync",
+    "take_lease",
+    "verify",
+    "verify_features",
+]

@@ -1,0 +1,75 @@
+"""Operations that look at a machine and at what a release can do there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.inventory import launch_spec
+from tasks.operations.words import listed
+from tasks.outcome import Effect
+
+if TYPE_CHECKING:
+    from tasks.inventory import Host
+    from tasks.link import Link
+    from tasks.operations.words import Run
+
+
+def probe(host: Host, run: Run, link: Link) -> Effect:
+    """Ask what the host is: interpreter, GPUs, disks, lease, release, run.
+
+    Idempotent: it only looks.
+
+    Raises:
+        NotOurRoot: the root belongs to another machine or user.
+        RemoteFailure: the trainer's interpreter is not there.
+    """
+    flags = host.run.trainer
+    reply = link.ask(
+        "probe",
+        {
+            "root": host.root,
+            "python": host.python,
+            "target": flags.get("target-model"),
+            "data": flags.get("data-dir"),
+            "output": flags.get("output-dir"),
+            "port": None,
+        },
+        deadline=40,
+        by=run.by.words(),
+    )
+    gpus = reply.get("gpus") or []
+    parts = [
+        f"python {reply.get('python_version') or reply.get('python') or '?'}",
+        f"{len(gpus)} GPU" + ("" if len(gpus) == 1 else "s"),
+    ]
+    found = reply.get("run") or {}
+    parts.append(
+        f"run {found['id']} {found.get('state', '')}".strip() if found.get("id") else "no run"
+    )
+    return Effect(changed=False, detail=", ".join(parts) + listed(reply), facts=reply)
+
+
+def verify_features(host: Host, run: Run, link: Link) -> Effect:
+    """Run the release's own feature checks on the host, with the trainer's interpreter.
+
+    Idempotent: it only looks; the checks run niced, beside the old run.
+
+    Raises:
+        VerificationFailed: a required feature is missing or its check fails, by name.
+    """
+    if run.dry:
+        return Effect(changed=False, detail="would run the checks of the release's features")
+    reply = link.ask(
+        "features",
+        {
+            "root": host.root,
+            "digest": run.shipped().digest,
+            "python": host.python,
+            "env": dict(launch_spec(host)["env"]),
+            "required": list(host.run.features),
+        },
+        deadline=180,
+        by=run.by.words(),
+    )
+    features = reply.get("features") or []
+    return Effect(changed=False, detail=f"{len(features)} features" + listed(reply), facts=reply)

@@ -1,0 +1,40 @@
+"""The lease: who may change a root now. Taken and given back around a plan, by the fleet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.inventory import Host
+    from tasks.link import Link
+    from tasks.operations.words import Run
+
+SECONDS = 900
+"""How long a lease lasts when its desk dies; long verbs renew it on the host."""
+
+
+def take_lease(host: Host, run: Run, link: Link) -> str:
+    """Take the host's lease, or renew it when `run.lease` is ours, and give its token.
+
+    Raises:
+        LeaseHeld: somebody else has it; the message says who, why and for how long.
+    """
+    reply = link.ask(
+        "lease_acquire",
+        {"root": host.root, "seconds": SECONDS, "why": run.by.why},
+        deadline=20,
+        lease=run.lease,
+        by=run.by.words(),
+    )
+    return str(reply["token"])
+
+
+def give_back_lease(host: Host, run: Run, link: Link) -> None:
+    """Give the host's lease back. Idempotent: one that is gone, or another's, is left alone."""
+    link.ask(
+        "lease_release",
+        {"root": host.root, "token": run.lease},
+        deadline=20,
+        lease=run.lease,
+        by=run.by.words(),
+    )

@@ -1,0 +1,76 @@
+"""Operations on a release: bring it, prove it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tasks.errors import VerificationFailed
+from tasks.inventory import launch_spec
+from tasks.operations.words import changes, listed
+from tasks.outcome import Effect
+
+if TYPE_CHECKING:
+    from tasks.inventory import Host
+    from tasks.link import Link
+    from tasks.operations.words import Run
+
+
+@changes
+def sync(host: Host, run: Run, link: Link) -> Effect:
+    """Bring the release's files to the host; only contents that it lacks travel.
+
+    Idempotent: a release that is there whole is left as it is.
+
+    Raises:
+        RemoteFailure: the disk is full, or a file did not arrive as it was sent.
+    """
+    release = run.shipped()
+    reply = link.ask(
+        "sync",
+        {
+            "root": host.root,
+            "manifest": release.manifest(),
+            "digest": release.digest,
+            "dry": run.dry,
+        },
+        deadline=300,
+        lease=run.lease,
+        by=run.by.words(),
+        blobs=release.stream,
+    )
+    name = release.digest[:12]
+    if not reply.get("changed"):
+        return Effect(changed=False, detail=f"release {name} is there", facts=reply)
+    sent = f"{reply.get('sent_files', 0)} files, {reply.get('sent_bytes', 0):,} bytes sent"
+    return Effect(changed=True, detail=f"release {name}: {sent}" + listed(reply), facts=reply)
+
+
+def verify(host: Host, run: Run, link: Link) -> Effect:
+    """Prove the release on the host: every file, the imports, paths, disk, devices.
+
+    Idempotent: it only looks.
+
+    Raises:
+        VerificationFailed: not deployed, or something differs, by name.
+    """
+    release = run.shipped()
+    reply = link.ask(
+        "verify",
+        {
+            "root": host.root,
+            "digest": release.digest,
+            "python": host.python,
+            "spec": launch_spec(host),
+        },
+        deadline=120,
+        by=run.by.words(),
+    )
+    state = str(reply.get("state"))
+    if state == "not deployed" and not run.dry:
+        raise VerificationFailed(
+            host.name,
+            f"release {release.digest[:12]} is not deployed",
+            f"run `fab sync --host {host.name}`",
+            facts=reply,
+        )
+    return Effect(changed=False, detail=state + listed(reply), facts=reply)

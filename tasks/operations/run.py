@@ -1,0 +1,170 @@
+"""Operations on a run: end it, start it, wait for its first step, say how it is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tasks.errors import Unhealthy
+from tasks.inventory import launch_spec, spec_digest
+from tasks.operations.words import changes, listed
+from tasks.outcome import Effect
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tasks.inventory import Host
+    from tasks.link import Link
+    from tasks.operations.words import Run
+
+HEALTHY = ("starting", "training", "training, unsupervised", "finished")
+"""States of a run that `health` passes."""
+
+
+def _pair(host: Host, run: Run) -> list[str] | None:
+    """Give what should run, or None when any healthy run must make way for a new one."""
+    if run.release is None or run.fresh:
+        return None
+    return [run.release.digest, spec_digest(launch_spec(host))]
+
+
+@changes
+def kill(host: Host, run: Run, link: Link) -> Effect:
+    """End the run, and wait until none of its processes is left.
+
+    With a release in `run`, a healthy run that is already what should run is kept, and so is
+    the run of this very invocation; without one, whatever runs is ended.
+
+    Idempotent: where nothing runs, this changes nothing and succeeds.
+
+    Raises:
+        RemoteFailure: a process outlived SIGKILL, or is not ours; it is named with its state.
+    """
+    keep = None if run.release is None else {"run_id": run.id, "pair": _pair(host, run)}
+    grace = host.run.grace_seconds
+    reply = link.ask(
+        "kill",
+        {"root": host.root, "grace_s": grace, "keep": keep, "dry": run.dry},
+        deadline=grace + 60,
+        lease=run.lease,
+        by=run.by.words(),
+    )
+    if reply.get("kept"):
+        return Effect(
+            changed=False, detail=f"kept run {reply['kept']}" + listed(reply), facts=reply
+        )
+    if not reply.get("changed"):
+        return Effect(changed=False, detail="nothing ran" + listed(reply), facts=reply)
+    done = f"{'would end' if run.dry else 'ended'} pid {reply.get('pid')}"
+    if reply.get("step") is not None:
+        done += f" at step {reply['step']:,}"
+    return Effect(changed=True, detail=done + listed(reply), facts=reply)
+
+
+@changes
+def launch(host: Host, run: Run, link: Link) -> Effect:
+    """Switch `current` to the release and start the run under its keeper.
+
+    Idempotent: a run of this id is found and left alone; so is, unless a fresh run was asked
+    for, a live one of the same release and settings.
+
+    Raises:
+        RemoteRefusal: another run lives in this root, or holds the devices.
+        RemoteFailure: the interpreter cannot be started; the message holds the reason.
+    """
+    spec, pair = launch_spec(host), _pair(host, run)
+    reply = link.ask(
+        "launch",
+        {
+            "root": host.root,
+            "run_id": run.id,
+            "digest": run.shipped().digest,
+            "spec_digest": spec_digest(spec),
+            "spec": spec,
+            "secrets": {},
+            "accept_pair": pair is not None,
+            "dry": run.dry,
+        },
+        deadline=60,
+        lease=run.lease,
+        by=run.by.words(),
+    )
+    name = f"run {reply.get('run_id')}"
+    if not reply.get("changed"):
+        return Effect(
+            changed=False,
+            detail=f"{name} is there, pid {reply.get('pid')}" + listed(reply),
+            facts=reply,
+        )
+    done = f"would start {name}" if run.dry else f"{name}, pid {reply.get('pid')}"
+    return Effect(changed=True, detail=done + listed(reply), facts=reply)
+
+
+def await_progress(host: Host, run: Run, link: Link) -> Effect:
+    """Wait for the run's first step with a finite loss, telling its phases on the way.
+
+    Idempotent: it only looks; a run that is past its first step answers at once.
+
+    Raises:
+        NoFirstStep: it crashed, ended, stalled, or the deadline passed; with its last lines.
+    """
+    limit = host.run.first_step_seconds
+    if run.dry:
+        return Effect(changed=False, detail=f"would wait up to {limit} s for the first step")
+    told = ""
+
+    def on_progress(frame: Mapping[str, Any]) -> None:
+        nonlocal told
+        phase = str(frame.get("phase") or "")
+        if phase and phase != told:
+            told = phase
+            link.notify(f"{host.name}: {phase}")
+
+    reply = link.ask(
+        "await_progress",
+        {"root": host.root, "run_id": run.id, "pair": _pair(host, run), "seconds": limit},
+        deadline=limit + 15,
+        by=run.by.words(),
+        on_progress=on_progress,
+    )
+    loss = reply.get("loss")
+    shown = f", loss {loss:.3f}" if isinstance(loss, float) else ""
+    took = f" after {reply['seconds']:.1f} s" if isinstance(reply.get("seconds"), float) else ""
+    return Effect(changed=False, detail=f"step {reply.get('step')}{shown}{took}", facts=reply)
+
+
+def health(host: Host, run: Run, link: Link) -> Effect:
+    """Say how the newest run is, from its processes, its records and the age of its last step.
+
+    Idempotent: it only looks.
+
+    Raises:
+        Unhealthy: no run, or one that is stalled, crashed, killed or lost.
+    """
+    reply = _ask_health(host, run, link)
+    if reply.get("state") not in HEALTHY:
+        raise Unhealthy(host.name, _said(reply), f"see `fab logs --host {host.name}`", facts=reply)
+    return Effect(changed=False, detail=_said(reply), facts=reply)
+
+
+def describe(host: Host, run: Run, link: Link) -> str:
+    """Say in a few words how the newest run is, whatever its state: read after a lost result."""
+    return _said(_ask_health(host, run, link))
+
+
+def _ask_health(host: Host, run: Run, link: Link) -> Mapping[str, Any]:
+    return link.ask("health", {"root": host.root, "run_id": None}, deadline=30, by=run.by.words())
+
+
+def _said(reply: Mapping[str, Any]) -> str:
+    state = str(reply.get("state"))
+    if state == "absent":
+        return "no run was ever started here"
+    parts = [f"run {reply.get('run_id')} is {state}"]
+    if reply.get("pid"):
+        parts.append(f"pid {reply['pid']}")
+    if reply.get("step") is not None:
+        total = f" of {reply['steps']:,}" if reply.get("steps") else ""
+        parts.append(f"step {reply['step']:,}{total}")
+    if reply.get("detail"):
+        parts.append(str(reply["detail"]))
+    return ", ".join(parts)

@@ -1,0 +1,89 @@
+"""What every operation is given, and how one is marked as changing a host."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from datetime import datetime
+
+    from tasks.inventory import Host
+    from tasks.link import Link
+    from tasks.outcome import Effect
+    from tasks.release import Release
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class By:
+    """Who changes a host, for its history and its lease."""
+
+    who: str = ""
+    host: str = ""
+    """The desk's name."""
+    why: str = ""
+    """The command, as a person would repeat it."""
+
+    def words(self) -> dict[str, str]:
+        """Give what travels in a request."""
+        return {"who": self.who, "host": self.host, "why": self.why}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One invocation of a task: the same for all its hosts, but for the lease."""
+
+    id: str
+    """Name of the run that a launch makes; repeated, it makes none."""
+    release: Release | None = None
+    """What should run; None for what needs no release."""
+    by: By = field(default_factory=By)
+    fresh: bool = False
+    """A new run, even where a healthy one already is this release with these settings."""
+    dry: bool = False
+    """Ask what would change, and change nothing."""
+    lease: str | None = None
+    """Token of this host's lease, once it was taken."""
+
+    def shipped(self) -> Release:
+        """Give the release, which this operation cannot do without."""
+        assert self.release is not None, "a plan with this operation needs Run(release=...)"
+        return self.release
+
+
+F = TypeVar("F", bound="Callable[..., Effect]")
+
+
+class Operation(Protocol):
+    """What is done to one host."""
+
+    __name__: str
+
+    def __call__(self, host: Host, run: Run, link: Link) -> Effect:
+        """Do it, or find that it is already so."""
+
+
+def changing(operation: Operation) -> bool:
+    """Say whether `operation` changes a host, and so needs its lease."""
+    return getattr(operation, "changes", False)
+
+
+def changes(operation: F) -> F:
+    """Mark an operation that changes a host."""
+    vars(operation)["changes"] = True
+    return operation
+
+
+def new_run_id(now: datetime) -> str:
+    """Name a run: `YYYYMMDD-HHMMSS-xxxx`, in UTC, so that names sort by age."""
+    return f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def listed(reply: Mapping[str, object]) -> str:
+    """Give the reply's warnings as the end of a line, or ""."""
+    warnings = reply.get("warnings")
+    if not isinstance(warnings, list) or not warnings:
+        return ""
+    return "; warning: " + "; ".join(map(str, warnings))
