@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,14 +10,14 @@ from tasks.errors import ConnectionLost, Unreachable
 from tasks.outcome import Effect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tasks.inventory import Host
     from tasks.link import Link
     from tasks.operations.words import Run
 
 SLICE_S = 20
-"""How long the host waits for new lines in one call; short, so that a lost desk is noticed there."""
+"""How long the host waits for new lines in one call."""
 CHUNK_BYTES = 1 << 20
 PATIENCE_S = 900
 """How long a follower looks for a host that is gone; a reboot or a night train fits in."""
@@ -30,7 +29,21 @@ def status(host: Host, run: Run, link: Link) -> Effect:
     Idempotent: it only looks. A run that died is an answer here, not an error.
     """
     reply = link.ask("status", {"root": host.root}, deadline=30, by=run.by.words())
-    return Effect(changed=False, detail=str(reply.get("state")), facts=reply)
+    # What the trainer wrote itself stands below; what was checked against its processes wins.
+    facts = {**(reply.get("status") or {}), **reply}
+    return Effect(changed=False, detail=str(reply.get("state")), facts=facts)
+
+
+def lease(host: Host, run: Run, link: Link) -> Effect:
+    """Ask who may change the host now. Idempotent: it only looks."""
+    reply = link.ask("lease_show", {"root": host.root}, deadline=20, by=run.by.words())
+    held = reply.get("lease")
+    if not held:
+        return Effect(changed=False, detail="nobody holds it", facts=reply)
+    detail = (
+        f"{held['who']} on {held.get('host')}: `{held['why']}`, for {held['left_s']:.0f} s more"
+    )
+    return Effect(changed=False, detail=detail, facts=reply)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,38 +72,43 @@ class ReadLogs:
             ConnectionLost, Unreachable: at once when not following; else after `PATIENCE_S`.
         """
         place: dict[str, Any] = {"run_id": self.run_id, "file": None, "offset": None}
-        rest, given, lost_at = b"", 0, None
+        given, lost_at = 0, None
         while True:
             try:
-                reply = link.ask("logs", self._request(host, place), deadline=SLICE_S + 20)
+                reply = self._ask(host, run, link, place)
             except (ConnectionLost, Unreachable) as lost:
-                lost_at = self.clock() if lost_at is None else lost_at
-                if not self.follow or place["offset"] is None:
-                    raise
-                if self.clock() - lost_at > PATIENCE_S:
+                now = self.clock()
+                lost_at = now if lost_at is None else lost_at
+                if not self.follow or place["offset"] is None or now - lost_at > PATIENCE_S:
                     raise
                 link.notify(f"{host.name}: {lost.kind}; looking for it again")
                 self.sleep(1)
                 continue
             lost_at = None
-            place = {name: reply[name] for name in ("run_id", "file", "offset")}
-            *whole, rest = (rest + base64.b64decode(reply["data_b64"])).split(b"\n")
-            ended = bool(reply.get("ended")) and not reply.get("more")
-            if rest and (ended or not (self.follow or reply.get("more"))):
-                whole, rest = [*whole, rest], b""
-            given += len(whole)
-            texts = [line.decode(errors="replace") for line in whole]
-            if texts and not self.emit(host.name, place["run_id"], texts):
-                return Effect(changed=False, detail="nobody reads on", facts=place)
-            if ended or not (self.follow or reply.get("more")):
-                facts = {**place, "lines": given, "ended": ended}
+            place = {name: reply[name] for name in place}
+            lines = _lines(reply)
+            given += len(lines)
+            read_on = not lines or self.emit(host.name, place["run_id"], lines)
+            more = reply["more"] or (self.follow and not reply["ended"])
+            if not (read_on and more):
+                facts = {**place, "lines": given, "ended": reply["ended"]}
                 return Effect(changed=False, detail=f"{given:,} lines", facts=facts)
 
-    def _request(self, host: Host, place: dict[str, Any]) -> dict[str, Any]:
-        return {
+    def _ask(self, host: Host, run: Run, link: Link, place: dict[str, Any]) -> Mapping[str, Any]:
+        arguments = {
             "root": host.root,
             **place,
             "lines": self.lines,
             "follow_s": SLICE_S if self.follow else 0,
             "max_bytes": CHUNK_BYTES,
         }
+        return link.ask("logs", arguments, deadline=SLICE_S + 20, by=run.by.words())
+
+
+def _lines(reply: Mapping[str, Any]) -> list[str]:
+    lines: list[str] = reply["text"].split("\n")
+    if not lines[-1]:
+        lines.pop()
+    if reply.get("dropped"):
+        lines.insert(0, f"({reply['dropped']:,} bytes here were taken by the log's cap)")
+    return lines

@@ -1,0 +1,28 @@
+"""Every task by its name: what deploys a trainer to GPU hosts, and tells what became of it."""
+
+from invoke.collection import Collection
+
+from tasks import executor, inspection, lifecycle, upkeep
+
+PAGES = (
+    ("Every day", ("deploy", "status", "logs", "restart", "kill")),
+    ("Look, change nothing", ("health", "verify", "verify-features")),
+    ("One operation of a deploy", ("sync", "launch")),
+    ("Seldom", ("lease",)),
+)
+
+ns = Collection(
+    lifecycle.deploy,
+    lifecycle.restart,
+    lifecycle.sync,
+    lifecycle.kill,
+    lifecycle.launch,
+    inspection.verify,
+    inspection.verify_features,
+    inspection.health,
+    inspection.status,
+    inspection.logs,
+    upkeep.lease,
+)
+
+executor.list_in_order(PAGES)
