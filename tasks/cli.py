@@ -189,6 +189,7 @@ def _carry_out(plan: Sequence[Operation], words: Words, face: Face) -> int:
     columns = {
         "hosts": max(map(len, names)),
         "operations": max(len(report.operation_name(name)) for name in operations),
+        "states": len("would change" if words.dry else "unchanged"),
     }
     if words.dry:
         face.say(report.plan_line(operations, names))

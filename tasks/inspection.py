@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LOOK = {"host": cli.HOST, "json": cli.JSON}
 
 
-class _WithShortFlags(Task):  # type: ignore[misc]  # Invoke is untyped here
+class _WithShortFlags(Task[Any]):
     """`-f` and `-n` as in `tail`; Invoke's automatic flags would make `-h` mean `--host`."""
 
     def arg_opts(self, name: str, default: str, taken_names: set[str]) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def launch(
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """Start a release that is already there, and await its first step.
+    """Start a release that is there, and await its first step.
 
     Refuses while another run is alive in the same root; `fab restart`
     replaces one.

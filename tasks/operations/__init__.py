@@ -5,6 +5,7 @@ Where a new one goes: beside those that act on the same thing, and into this lis
 
 from tasks.operations.environment import probe, verify_features
 from tasks.operations.lease import give_back_lease, take_lease
+from tasks.operations.reading import ReadLogs, lease, status
 from tasks.operations.release import sync, verify
 from tasks.operations.run import await_progress, describe, health, kill, launch
 from tasks.operations.words import By, Operation, Run, changing, new_run_id
@@ -12,6 +13,7 @@ from tasks.operations.words import By, Operation, Run, changing, new_run_id
 __all__ = [
     "By",
     "Operation",
+    "ReadLogs",
     "Run",
     "await_progress",
     "changing",
@@ -20,8 +22,10 @@ __all__ = [
     "health",
     "kill",
     "launch",
+    "lease",
     "new_run_id",
     "probe",
+    "status",
     "sync",
     "take_lease",
     "verify",

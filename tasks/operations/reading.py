@@ -46,7 +46,7 @@ def lease(host: Host, run: Run, link: Link) -> Effect:
     return Effect(changed=False, detail=detail, facts=reply)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class ReadLogs:
     """The operation `logs`: the end of a run's log, and with `follow` all that comes after.
 

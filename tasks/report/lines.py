@@ -27,7 +27,6 @@ _STYLES = {
     "skipped": "2",
 }
 _WORST_LAST = ("skipped", "ok", "unchanged", "would change", "changed", "FAILED")
-_STATE_WIDTH = len("unchanged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,9 @@ def operation_name(name: str) -> str:
     return name.replace("_", "-")
 
 
-def outcome_line(outcome: Outcome, paper: Paper, *, hosts: int, operations: int) -> str:
+def outcome_line(
+    outcome: Outcome, paper: Paper, *, hosts: int, operations: int, states: int = len("unchanged")
+) -> str:
     """Write one outcome: `gpu-1  kill  changed  ended pid 4211 at step 1,240`.
 
     Args:
@@ -60,13 +61,14 @@ def outcome_line(outcome: Outcome, paper: Paper, *, hosts: int, operations: int)
         paper: what it is written on.
         hosts: columns for host names.
         operations: columns for names of operations.
+        states: columns for how it ended.
     """
     # The line begins with the host already.
     detail = (
         str(outcome.error).removeprefix(f"{outcome.host}: ") if outcome.error else outcome.detail
     )
     head = f"{outcome.host:<{hosts}}  {operation_name(outcome.operation):<{operations}}  "
-    state = f"{outcome.state:<{_STATE_WIDTH}}"
+    state = f"{outcome.state:<{states}}"
     indent = len(head) + len(state) + 2
     first, *more = folded(visible(detail, lines=True), paper, indent) or [""]
     lines = [f"{head}{paper.styled(state, outcome.state)}  {first}".rstrip()]
