@@ -4,13 +4,14 @@ Where a new one goes: beside those that act on the same thing, and into this lis
 """
 
 from tasks.operations.environment import probe, verify_features
-from tasks.operations.lease import give_back_lease, take_lease
+from tasks.operations.leasing import LEASE_SECONDS, give_back_lease, take_lease
 from tasks.operations.reading import ReadLogs, lease, status
 from tasks.operations.release import sync, verify
 from tasks.operations.run import await_progress, describe, health, kill, launch
 from tasks.operations.words import By, Operation, Run, changing, new_run_id
 
 __all__ = [
+    "LEASE_SECONDS",
     "By",
     "Operation",
     "ReadLogs",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.inventory import launch_spec
 from tasks.operations.words import listed
 from tasks.outcome import Effect
 
@@ -32,14 +31,14 @@ def probe(host: Host, run: Run, link: Link) -> Effect:
             "target": flags.get("target-model"),
             "data": flags.get("data-dir"),
             "output": flags.get("output-dir"),
-            "port": None,
         },
         deadline=40,
         by=run.by.words(),
     )
     gpus = reply.get("gpus") or []
+    python = reply.get("python") or {}
     parts = [
-        f"python {reply.get('python_version') or reply.get('python') or '?'}",
+        f"python {python.get('version', 'unknown')}",
         f"{len(gpus)} GPU" + ("" if len(gpus) == 1 else "s"),
     ]
     found = reply.get("run") or {}
@@ -65,7 +64,8 @@ def verify_features(host: Host, run: Run, link: Link) -> Effect:
             "root": host.root,
             "digest": run.shipped().digest,
             "python": host.python,
-            "env": dict(launch_spec(host)["env"]),
+            "env": dict(host.run.env),
+            "devices": list(host.devices),
             "required": list(host.run.features),
         },
         deadline=180,

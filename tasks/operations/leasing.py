@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,24 +10,27 @@ if TYPE_CHECKING:
     from tasks.link import Link
     from tasks.operations.words import Run
 
-SECONDS = 900
+LEASE_SECONDS = 900
 """How long a lease lasts when its desk dies; long verbs renew it on the host."""
 
 
 def take_lease(host: Host, run: Run, link: Link) -> str:
     """Take the host's lease, or renew it when `run.lease` is ours, and give its token.
 
+    The token is made here, so that a retry after a lost answer finds the lease to be ours.
+
     Raises:
         LeaseHeld: somebody else has it; the message says who, why and for how long.
     """
-    reply = link.ask(
+    token = run.lease or secrets.token_hex(16)
+    link.ask(
         "lease_acquire",
-        {"root": host.root, "seconds": SECONDS, "why": run.by.why},
+        {"root": host.root, "seconds": LEASE_SECONDS, "why": run.by.why, "token": token},
         deadline=20,
-        lease=run.lease,
+        lease=token,
         by=run.by.words(),
     )
-    return str(reply["token"])
+    return token
 
 
 def give_back_lease(host: Host, run: Run, link: Link) -> None:

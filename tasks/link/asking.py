@@ -1,0 +1,214 @@
+"""A host, asked: connects when needed, repeats what may be repeated, and says so."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import tenacity
+
+from tasks.errors import ConnectionLost, DeployError, Interrupted, Unreachable
+from tasks.link.dial import CONNECT_SECONDS, Call, call
+from tasks.link.exchange import Exchange, Question
+from tasks.link.program import BOOT, program
+from tasks.link.route import route
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+
+    from tasks.inventory import Host
+    from tasks.link.route import Hop
+
+Reply = dict[str, Any]
+"""What a verb answered: plain values, control characters escaped."""
+
+CONNECT_ATTEMPTS = 4
+ASK_ATTEMPTS = 3
+AHEAD_SECONDS = 2.0
+"""The host's own deadline is this much nearer than the desk's, so that its word comes first."""
+
+
+class Link:
+    """The door to one host. One connection, opened by the first question, for all of them.
+
+    Not for several threads at once, but for `stop`.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        *,
+        notify: Callable[[str], None],
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.host, self.notify = host, notify
+        self._clock, self._sleep = clock, sleep
+        self._hops: tuple[Hop, ...] | None = None
+        self._call: Call | None = None
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection; the next question opens a new one."""
+        if self._call is not None:
+            self._call.close()
+            self._call = None
+
+    def stop(self) -> None:
+        """Let the question under way, and every later one, end as Interrupted. From any thread."""
+        self._stopped = True
+
+    def resume(self) -> None:
+        """Allow questions again after `stop`."""
+        self._stopped = False
+
+    def ask(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        *,
+        deadline: float,
+        lease: str | None = None,
+        by: Mapping[str, str] | None = None,
+        blobs: Callable[[list[str]], Iterable[bytes]] | None = None,
+        on_progress: Callable[[Reply], None] | None = None,
+    ) -> Reply:
+        """Put one question to the host's agent, and give its result.
+
+        A question whose connection was lost is put again within the deadline: every verb looks
+        first and acts only where something is to be done.
+
+        Args:
+            verb: as in the agent's verbs.py.
+            arguments: its arguments, JSON values.
+            deadline: seconds for everything: connecting, repeating, and the host's work.
+            lease: token of the root's lease, for a verb that changes it.
+            by: who asks: {"who", "host", "why"}.
+            blobs: gives the contents of the sha256s that the host lacks, in their order.
+            on_progress: told each progress frame that says something.
+
+        Raises:
+            DeployError: whatever did not end in a result, each in its class.
+        """
+        until = self._clock() + deadline
+
+        def once() -> Reply:
+            opened = self._opened(until)
+            request = {
+                "verb": verb,
+                "arguments": dict(arguments),
+                "nonce": secrets.token_hex(16),
+                "deadline": max(1.0, until - self._clock() - AHEAD_SECONDS),
+                "lease": lease,
+                "by": dict(by or {}),
+            }
+            question = Question(
+                host=self.host.name,
+                verb=verb,
+                command=BOOT.format(python=self.host.agent_python),
+                program=program(verb),
+                request=request,
+                python=self.host.agent_python,
+            )
+            exchange = Exchange(
+                question,
+                opened.transport,
+                until=until,
+                clock=self._clock,
+                sleep=self._sleep,
+                stopped=lambda: self._stopped,
+            )
+            try:
+                return exchange.run(blobs, on_progress)
+            except ConnectionLost:
+                self.close()
+                raise
+
+        first: list[ConnectionLost] = []
+
+        def again(state: tenacity.RetryCallState) -> None:
+            assert state.outcome is not None
+            lost = state.outcome.exception()
+            assert isinstance(lost, DeployError)
+            if isinstance(lost, ConnectionLost):
+                first.append(lost)
+            self._tell(f"{verb} asked again", state)
+
+        def may(wrong: BaseException) -> bool:
+            return isinstance(wrong, ConnectionLost) or (
+                bool(first) and isinstance(wrong, Unreachable)
+            )
+
+        try:
+            return self._retrying(may, ASK_ATTEMPTS, until, again)(once)
+        except Unreachable as gone:
+            if not first:
+                raise
+            # The host may have acted: that it cannot be reached now must not hide that.
+            raise ConnectionLost(
+                self.host.name, f"{first[0].what}; since then not reachable: {gone.what}", gone.hint
+            ) from gone
+
+    def _opened(self, until: float) -> Call:
+        """Give the open connection, or make one."""
+        if self._stopped:
+            raise Interrupted(self.host.name, "nothing was under way")
+        if self._call is not None and not self._call.alive:
+            self.close()
+        if self._call is None:
+            if self._hops is None:
+                self._hops = route(self.host)
+            hops = self._hops
+            end = min(until, self._clock() + CONNECT_SECONDS)
+
+            def once() -> Call:
+                return call(
+                    self.host.name, hops, self.host.if_down, left=lambda: end - self._clock()
+                )
+
+            def may(wrong: BaseException) -> bool:
+                return isinstance(wrong, Unreachable) and not self._stopped
+
+            self._call = self._retrying(
+                may, CONNECT_ATTEMPTS, end, lambda state: self._tell("connect", state)
+            )(once)
+        return self._call
+
+    def _retrying(
+        self,
+        may: Callable[[BaseException], bool],
+        attempts: int,
+        until: float,
+        before_sleep: Callable[[tenacity.RetryCallState], None],
+    ) -> tenacity.Retrying:
+        return tenacity.Retrying(
+            retry=tenacity.retry_if_exception(may),
+            stop=lambda state: state.attempt_number >= attempts or self._clock() >= until,
+            wait=tenacity.wait_random_exponential(multiplier=0.5, max=4),
+            before_sleep=before_sleep,
+            sleep=self._sleep,
+            reraise=True,
+        )
+
+    def _tell(self, what: str, state: tenacity.RetryCallState) -> None:
+        assert state.outcome is not None
+        assert state.next_action is not None
+        wrong = state.outcome.exception()
+        why = f"{wrong.kind}: {wrong.what}" if isinstance(wrong, DeployError) else str(wrong)
+        self.notify(
+            f"{self.host.name}: {what} attempt {state.attempt_number + 1}"
+            f" in {state.next_action.sleep:.1f} s: {why}"
+        )
