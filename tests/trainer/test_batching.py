@@ -1,0 +1,148 @@
+"""Plans are pure, complete and within the budget; assembly equals the slow way."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from trainer.data.arrow import TokenStore
+from trainer.data.batching import Plan, Position, Schedule, assemble
+
+LENGTHS = np.random.default_rng(5).integers(2, 65, 300)
+
+
+def made_store(lengths=LENGTHS):
+    random = np.random.default_rng(1)
+    total = int(lengths.sum())
+    return TokenStore(
+        tokens=random.integers(0, 99, total, dtype=np.int32),
+        trainable=random.integers(0, 2, total).astype(bool),
+        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        fingerprint="f",
+        dropped={},
+    )
+
+
+def plan(seed=0, budget=64, window=4096):
+    return Plan(LENGTHS, budget, seed, window=window)
+
+
+def same(a, b):
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def slow_assemble(store, rows, budget):
+    """Token by token, as a first version would."""
+    ids, trainable, document, position, starts = [], [], [], [], [0]
+    for d, row in enumerate(rows):
+        for p, i in enumerate(range(store.starts[row], store.starts[row + 1])):
+            ids.append(int(store.tokens[i]))
+            trainable.append(bool(store.trainable[i]))
+            document.append(d)
+            position.append(p)
+        starts.append(len(ids))
+    rest = budget - len(ids)
+    return (
+        ids + [0] * rest, trainable + [False] * rest, document + [-1] * rest, position + [0] * rest,
+        starts,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("window", [4096, 50])
+def test_every_row_stands_in_one_batch_within_the_budget(window):
+    batches = plan(window=window).batches(3)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(LENGTHS)))
+    assert all(len(rows) * LENGTHS[rows].max() <= 64 for rows in batches)
+
+
+def test_rows_of_a_batch_are_of_like_length():
+    used = sum(LENGTHS[rows].sum() for rows in plan().batches(0))
+    paid = sum(len(rows) * LENGTHS[rows].max() for rows in plan().batches(0))
+    assert used / paid > 0.95
+
+
+def test_a_plan_depends_on_seed_and_epoch_alone():
+    np.random.seed(1)  # noqa: NPY002 - to show that this does not matter
+    first = plan().batches(2)
+    plan().batches(0)
+    np.random.seed(2)  # noqa: NPY002
+    assert same(first, plan().batches(2))
+    assert not same(first, plan().batches(1))
+    assert not same(first, plan(seed=1).batches(2))
+
+
+def test_batches_are_not_in_the_order_of_lengths():
+    longest = [int(LENGTHS[rows].max()) for rows in plan().batches(0)]
+    assert longest != sorted(longest)
+    assert longest != sorted(longest, reverse=True)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_assembly_equals_the_slow_way(number):
+    store = made_store()
+    rows = plan().batches(0)[number]
+    batch = assemble(store, rows, budget=64, epoch=0, number=number)
+    ids, trainable, document, position, starts = slow_assemble(store, rows, 64)
+    assert batch.ids_T.tolist() == ids
+    assert batch.trainable_T.tolist() == trainable
+    assert batch.document_T.tolist() == document
+    assert batch.position_T.tolist() == position
+    assert batch.starts_D1.tolist() == starts
+    assert (batch.tokens, batch.number) == (starts[-1], number)
+    dtypes = [
+        batch.ids_T.dtype,
+        batch.document_T.dtype,
+        batch.position_T.dtype,
+        batch.starts_D1.dtype,
+    ]
+    assert dtypes == [np.int64, np.int32, np.int64, np.int32]
+
+
+def schedule(**more):
+    return Schedule(plan(), **{"epochs": 3, "pairs": 1, "accumulation": 1} | more)
+
+
+def flat(steps):
+    return [(at, tuple(map(tuple, batches))) for at, batches in steps]
+
+
+def test_two_pairs_take_what_one_pair_accumulates():
+    two, one = schedule(pairs=2), schedule(accumulation=2)
+    assert flat(two.steps(Position())) == flat(one.steps(Position()))
+
+
+def test_a_schedule_goes_on_from_any_step():
+    steps = schedule(accumulation=7)
+    whole = flat(steps.steps(Position()))
+    assert len(whole) == steps.total(Position())
+    for done in range(len(whole)):
+        start = whole[done][0]
+        assert flat(steps.steps(start)) == whole[done:]
+        assert steps.total(start) == len(whole)
+
+
+def test_the_position_after_a_step_starts_the_next_one():
+    steps = schedule(accumulation=7)
+    whole = list(steps.steps(Position()))
+    for (at, _), (following, _) in itertools.pairwise(whole):
+        resumed = next(steps.steps(steps.after(at)))
+        assert resumed[0] == following
+
+
+def test_an_incomplete_step_is_dropped():
+    batches = len(plan().batches(0))
+    width = batches // 2 + 1
+    steps = list(schedule(epochs=1, accumulation=width).steps(Position()))
+    assert len(steps) == 1
+    assert schedule(epochs=1, pairs=batches + 1).total(Position()) == 0
+
+
+def test_numbers_count_every_batch_that_is_used_once():
+    numbers = [at.number for at, _ in schedule(pairs=2, accumulation=2).steps(Position())]
+    assert numbers == list(range(0, 4 * len(numbers), 4))
+
+
+def test_steps_end_the_run():
+    assert schedule(steps=5).total(Position()) == 5
+    assert len(list(schedule(steps=5).steps(Position()))) == 5
+    assert schedule(steps=10**6).total(Position()) == schedule().total(Position())

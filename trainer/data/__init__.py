@@ -1,0 +1,1 @@
+"""Token ids from disk to micro-batches; numpy only, knows no device."""

@@ -1,0 +1,173 @@
+"""Checkpoints: folders that are complete because they were renamed into place.
+
+`step-00000012/` holds safetensors files and checkpoint.json, which names the sha256 of each.
+It is written beside, flushed to the disk, then renamed: whatever ends the process, a folder of
+that name is whole. What a disk did to it later the hashes tell.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import safetensors.torch
+
+from trainer.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from torch import Tensor
+
+Tensors = Mapping[str, "Tensor"]
+
+PINNED = "PINNED"
+"""A file of this name in a checkpoint keeps it from being deleted."""
+
+_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint on disk that was found whole."""
+
+    path: Path
+    step: int
+    facts: dict[str, Any]
+    """checkpoint.json."""
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one of its files, on the CPU."""
+        loaded: dict[str, Tensor] = safetensors.torch.load_file(self.path / f"{name}.safetensors")
+        return loaded
+
+
+def save(
+    output_dir: Path,
+    step: int,
+    files: Mapping[str, Tensors],
+    facts: Mapping[str, Any],
+    *,
+    keep: int,
+) -> Path:
+    """Write a checkpoint and remove old ones.
+
+    Args:
+        output_dir: where the checkpoints are.
+        step: steps done.
+        files: for each file, by its name without ending, its tensors.
+        facts: what else a resume needs, as JSON values.
+        keep: how many of the newest stay; 0: all. Pinned ones stay and are not counted.
+
+    Returns:
+        Its folder. If a whole checkpoint of this step is there already, that one is kept.
+    """
+    path = output_dir / f"step-{step:08}"
+    if path.exists() and not damage(path):
+        return path
+    output_dir.mkdir(parents=True, exist_ok=True)
+    beside = output_dir / f".{path.name}.partial"
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir()
+    hashes = {}
+    for name, tensors in files.items():
+        file = beside / f"{name}.safetensors"
+        # Copies: parameters are views into one buffer, and such are refused.
+        safetensors.torch.save_file({key: value.clone() for key, value in tensors.items()}, file)
+        _flush(file)
+        hashes[file.name] = _sha256(file)
+    told = beside / "checkpoint.json"
+    told.write_text(json.dumps({"step": step, "files": hashes, **facts}, indent=1) + "\n")
+    _flush(told)
+    _flush(beside)
+    if path.exists():  # damaged, or it would have been kept
+        shutil.rmtree(path.rename(_aside(path)))
+    beside.rename(path)
+    _flush(output_dir)
+    _prune(output_dir, keep)
+    return path
+
+
+def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
+    """The newest whole checkpoint, or None where there is none at all.
+
+    Args:
+        output_dir: where the checkpoints are.
+        say: told about each damaged one that was passed over.
+
+    Raises:
+        InputError: there are checkpoints, and every one is damaged.
+    """
+    found = checkpoints(output_dir)
+    for path in reversed(found):
+        why = damage(path)
+        if not why:
+            facts = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+            return Checkpoint(path=path, step=facts["step"], facts=facts)
+        say(f"{path}: {why}; trying the checkpoint before it")
+    if found:
+        raise InputError(
+            f"{output_dir}: every checkpoint is damaged; move them away to start anew, or give"
+            " another --output-dir"
+        )
+    return None
+
+
+def checkpoints(output_dir: Path) -> list[Path]:
+    """Folders of checkpoints, oldest first."""
+    found = output_dir.glob("step-*") if output_dir.is_dir() else ()
+    return sorted(
+        (path for path in found if path.is_dir() and _NAME.fullmatch(path.name)),
+        key=lambda path: int(path.name.partition("-")[2]),
+    )
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with a checkpoint, in words; None when it is whole."""
+    try:
+        facts = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+        files = dict(facts["files"])
+        int(facts["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"its checkpoint.json is damaged ({error})"
+    for name, sha256 in files.items():
+        if not (path / name).is_file():
+            return f"{name} is missing"
+        if _sha256(path / name) != sha256:
+            return f"{name} is damaged (its sha256 differs)"
+    return None
+
+
+def _prune(output_dir: Path, keep: int) -> None:
+    loose = [path for path in checkpoints(output_dir) if not (path / PINNED).exists()]
+    for path in loose[:-keep] if keep else []:
+        # Renamed first: a folder of a checkpoint's name is never half deleted.
+        shutil.rmtree(path.rename(_aside(path)))
+
+
+def _aside(path: Path) -> Path:
+    aside = path.with_name(f".{path.name}.old")
+    shutil.rmtree(aside, ignore_errors=True)
+    return aside
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 22):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

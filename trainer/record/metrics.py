@@ -1,0 +1,72 @@
+"""metrics.jsonl and the log: one line a step, the same names in both. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from trainer.record.status import Step
+
+
+class Metrics:
+    """Appends one object a step to metrics.jsonl; with no folder it keeps nothing."""
+
+    def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        # Line-buffered: a step that is in status.json is in here too, whatever ends the process.
+        self._file = (folder / "metrics.jsonl").open("a", buffering=1) if folder else None
+
+    def step(self, done: Step) -> None:
+        """One step more is done."""
+        if self._file is None:
+            return
+        line = {
+            "step": done.step,
+            "loss": done.loss,
+            "accepted": done.accepted,
+            "norm": done.norm,
+            "rate": done.rate,
+            "tokens_per_s": round(done.tokens_per_s, 1),
+            "wait": round(done.wait, 4),
+            "epoch": done.epoch,
+            "time": self._clock(),
+        }
+        self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Let the file go."""
+        if self._file is not None:
+            self._file.close()
+
+
+def line(done: Step, block_size: int) -> str:
+    """The log line of a step: fixed columns, units."""
+    width = len(f"{done.steps:,}")
+    return (
+        f"step {done.step:>{width},}/{done.steps:,}  loss {done.loss:.3f}"
+        f"  accept {done.accepted:.2f}/{block_size}  norm {done.norm:.2f}  rate {done.rate:.1e}"
+        f"  {_short(done.tokens_per_s)} tok/s/gpu  wait {done.wait:.1%}"
+        f"  eta {_span((done.steps - done.step) * done.seconds)}"
+    )
+
+
+def _short(number: float) -> str:
+    for size, letter in ((1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}{letter}"
+    return f"{number:.0f}"
+
+
+def _span(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours >= 48:
+        return f"{hours // 24}d{hours % 24:02}h"
+    if hours:
+        return f"{hours}h{minutes:02}m"
+    return f"{minutes}m{rest:02}s" if minutes else f"{rest}s"

@@ -1,0 +1,138 @@
+"""The training loop: the whole story of a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING
+
+from trainer.build import ACCEPTED, BLOCKS, TOKENS, MicroBatch, Run, Say, build
+from trainer.errors import InputError
+from trainer.record import metrics
+from trainer.record.metrics import Metrics
+from trainer.record.status import Status, Step, folder_of, release_digest
+from trainer.update.gradients import DENOMINATOR, NUMERATOR, STOP
+from trainer.update.optimizer import cosine_rate
+from trainer.world import join
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from trainer.config import TrainConfig
+    from trainer.data.batching import Position
+    from trainer.pipeline import Pipeline
+    from trainer.stop import Stop
+
+
+def run(config: TrainConfig, stop: Stop, status: Status, say: Say) -> None:
+    """Train until the epochs are over or a stop is asked for; either way the end is a checkpoint.
+
+    Raises:
+        InputError: target, data or checkpoint are not what the run needs.
+        NonFiniteError: loss or gradients are not finite; on all ranks, before weights are touched.
+        Stopped: a stop was asked for before the first step.
+    """
+    world = join(config.dp_pairs, config.device)
+    say = say if world.first else _silent
+    status.phase("loading")
+    parts = build(config, world, pause=stop.check, say=say)
+    total = parts.schedule.total(parts.start)
+    if not total:
+        raise InputError(
+            f"--data-dir: {config.data_dir} fills less than the {parts.schedule.width}"
+            " micro-batches of one step; lower --token-budget, --accumulation or --dp-pairs"
+        )
+    status.phase(
+        "loading",
+        step=parts.start.step,
+        steps=total,
+        release=release_digest(),
+        checkpoint=parts.resumed_from and str(parts.resumed_from),
+    )
+    measures = Metrics(folder_of(config.output_dir) if world.first else None)
+    try:
+        world.meet(stop)
+        _train(parts, stop, status, measures, say, total=total)
+    finally:
+        measures.close()
+        world.close()
+
+
+def _train(
+    parts: Run, stop: Stop, status: Status, measures: Metrics, say: Say, *, total: int
+) -> None:
+    config, position = parts.config, parts.start
+    stopping, saved = False, position.step or None
+    say(f"training  from step {position.step:,} to {total:,}")
+    with parts.batches() as batches:
+        stream = iter(batches)
+        while position.step < total and not stopping:
+            done, position, stopping = step(parts, batches, stream, stop, total=total)
+            status.step(done)
+            measures.step(done)
+            if done.step % config.log_interval == 0 or done.step == total:
+                say(metrics.line(done, config.block_size))
+            if config.save_interval and done.step % config.save_interval == 0:
+                _save(parts, position, status, say)
+                saved = position.step
+    if saved != position.step:
+        _save(parts, position, status, say)
+    status.phase("finished" if position.step >= total else "stopped")
+    say(f"{'finished' if position.step >= total else 'stopped'}  at step {position.step:,}")
+
+
+def step(
+    parts: Run, batches: Pipeline, stream: Iterator[MicroBatch], stop: Stop, *, total: int
+) -> tuple[Step, Position, bool]:
+    """One optimizer step.
+
+    Returns:
+        What it came to, where the next one starts, and whether any rank was asked to stop.
+    """
+    config, gradients = parts.config, parts.gradients
+    began, waited = time.perf_counter(), batches.reader_wait_s
+    gradients.zero_()
+    for _ in range(config.accumulation):
+        micro = next(stream)
+        parts.learn(micro)
+    # The ranks agree on the step to stop after by adding this flag up with the gradients.
+    gradients.extra_E[STOP] = float(stop.asked)
+    gradients.sum_()
+    number = micro.position.step
+    norm = gradients.clip_(config.clip_norm, step=number + 1)
+    rate = cosine_rate(
+        number,
+        steps=total,
+        peak=config.lr,
+        warmup=math.ceil(config.warmup_ratio * total),
+        floor=config.min_lr_ratio,
+    )
+    parts.optimizer.step_(rate)
+    sums = gradients.extra_E.tolist()
+    seconds = time.perf_counter() - began
+    done = Step(
+        step=number + 1,
+        steps=total,
+        epoch=micro.position.epoch,
+        loss=sums[NUMERATOR] / max(sums[DENOMINATOR], 1e-30),
+        accepted=sums[ACCEPTED] / max(sums[BLOCKS], 1.0),
+        norm=norm,
+        rate=rate,
+        tokens_per_s=sums[TOKENS] / parts.world.size / seconds,
+        wait=(batches.reader_wait_s - waited) / seconds,
+        seconds=seconds,
+    )
+    return done, parts.schedule.after(micro.position), sums[STOP] > 0
+
+
+def _save(parts: Run, position: Position, status: Status, say: Say) -> None:
+    if not parts.world.first:
+        return
+    status.phase("saving")
+    path = parts.save(position, release_digest()).resolve()
+    status.phase("training", checkpoint=str(path))
+    say(f"saved     {path}")
+
+
+def _silent(text: str) -> None:
+    del text
