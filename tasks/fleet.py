@@ -118,11 +118,15 @@ class _Hand:
                 error.after = self._read_again()
             self.end()
             took = self._clock() - began
-            return self._outcome(name, "FAILED", str(error), error, took, error.facts)
+            return self._outcome(
+                name, "FAILED", str(error), error=error, seconds=took, facts=error.facts
+            )
         finally:
             self.doing = ""
         state = self._state(operation, effect)
-        return self._outcome(name, state, effect.detail, None, self._clock() - began, effect.facts)
+        return self._outcome(
+            name, state, effect.detail, seconds=self._clock() - began, facts=effect.facts
+        )
 
     def end(self) -> None:
         """Give the lease back and hang up. Does nothing the second time."""
@@ -158,6 +162,7 @@ class _Hand:
         operation: str,
         state: State,
         detail: str,
+        *,
         error: DeployError | None = None,
         seconds: float = 0.0,
         facts: Mapping[str, object] | None = None,

@@ -4,6 +4,6 @@ with Link(host, notify=print) as link:
     reply = link.ask("health", {"root": host.root, "run_id": None}, deadline=20)
 """
 
-from tasks.link.asking import AHEAD_SECONDS, Link, Reply
+from tasks.link.asking import Link, Reply
 
-__all__ = ["AHEAD_SECONDS", "Link", "Reply"]
+__all__ = ["Link", "Reply"]

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.errors import Unhealthy
 from tasks.inventory import launch_spec, spec_digest
-from tasks.link import AHEAD_SECONDS
 from tasks.operations.words import changes, listed
 from tasks.outcome import Effect
 
@@ -15,8 +14,7 @@ if TYPE_CHECKING:
 
     from tasks.inventory import Host
     from tasks.link import Link
-    from tasks.link import AHEAD_SECONDS
-from tasks.operations.words import Run
+    from tasks.operations.words import Run
 
 HEALTHY = ("starting", "training", "training, unsupervised", "finished")
 """States of a run that `health` passes."""
@@ -124,8 +122,8 @@ def await_progress(host: Host, run: Run, link: Link) -> Effect:
     reply = link.ask(
         "await_progress",
         {"root": host.root, "run_id": run.id, "pair": _pair(host, run)},
-        # The host answers a second before its own deadline, which is a little before ours.
-        deadline=limit + 1 + AHEAD_SECONDS,
+        # The host gives up a second before its own deadline, which is 2 s before ours.
+        deadline=limit + 3,
         by=run.by.words(),
         on_progress=on_progress,
     )
