@@ -23,6 +23,7 @@ class Executor(FabricExecutor):  # type: ignore[misc]  # Fabric ships no types
 
     def expand_calls(self, calls: list[Any], apply_hosts: bool = True) -> list[Any]:
         """Fill each task's `host` from `-H`; no call is multiplied by hosts."""
+        # Without any task, `fab -H x -- command` reads no fabric.yaml and is Fabric's own.
         if self.core.remainder:
             cli.refuse(
                 f"fab -- {self.core.remainder}: only tasks run here, and they touch only recorded "

@@ -154,7 +154,17 @@ def test_the_table_leaves_out_what_finds_no_room_and_never_the_state():
         "gpu-3  absent    -                                -      -       -      -     -",
     ]
     wide = report.status_table(ROWS, report.Paper(width=120)).splitlines()
-    assert wide[0].split() == "host state run step loss accept tok/s age release".split()
+    assert wide[0].split() == [
+        "host",
+        "state",
+        "run",
+        "step",
+        "loss",
+        "accept",
+        "tok/s",
+        "age",
+        "release",
+    ]
     assert wide[2].endswith("3h05  fedcba9")
     narrow = report.status_table(ROWS, report.Paper(width=20)).splitlines()
     assert narrow[0].split() == ["host", "state", "step", "age"]
