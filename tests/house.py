@@ -22,7 +22,8 @@ TASKS = (
     {"fabfile"},
     {"lifecycle", "inspection", "upkeep", "executor"},
     {"plans", "cli"},
-    {"fleet", "operations"},
+    {"fleet"},
+    {"operations"},
     {"link", "release", "report"},
     {"inventory", "outcome"},
     {"errors"},
@@ -34,6 +35,7 @@ TRAINER = (
     {"prepare", "speculate", "export", "features"},
     {"data", "model", "update", "record"},
     {"pipeline", "world", "config"},
+    {"stop"},
     {"errors"},
 )
 INVOKE_ROOMS = {
@@ -63,7 +65,7 @@ NAMES = {"Connection": {"tasks.link"}} | dict.fromkeys(
 )
 SPEECH = {"print", "exit", "quit", "sys.exit", "os._exit", "SystemExit"}
 SPEAKERS = {"tasks.cli", "trainer.__main__"}
-STANDARD_LIBRARY_ONLY = {"trainer.config", "trainer.errors", "tasks.errors"}
+STANDARD_LIBRARY_ONLY = {"trainer.config", "trainer.errors", "trainer.stop", "tasks.errors"}
 NO_TORCH = {"trainer.pipeline"}
 
 
@@ -74,7 +76,10 @@ def breaches(root: Path) -> list[str]:
     return [
         *(line for name in sorted(graph) for line in forbidden_arrows(name, graph[name])),
         *(line for module in modules.values() for line in of_one_module(module)),
-        *(f"cycle: {' > '.join(circle)}" for circle in imports.cycles(graph)),
+        *(
+            f"cycle: {' > '.join(circle)}"
+            for circle in imports.cycles(imports.arrows(modules, run=True))
+        ),
         *file_rules(root),
     ]
 
@@ -119,6 +124,7 @@ def closed_doors(module: imports.Module) -> list[str]:
     if module.name.startswith("tasks.agent"):
         return []  # standard library only, threads included: a program of its own
     lines = []
+    here = {module.name, room_of(module.name)}
     for each in module.imports:
         where = f"{module.name}:{each.line}"
         full = f"{each.module}.{each.name}" if each.name else each.module
@@ -126,11 +132,9 @@ def closed_doors(module: imports.Module) -> list[str]:
         lines += [
             f"{where}: imports {full}"
             for what, doors in DOORS
-            if module.name not in doors and f"{full}.".startswith(f"{what}.")
+            if not here & doors and f"{full}.".startswith(f"{what}.")
         ]
-        if package in {"fabric", "invoke"} and module.name not in NAMES.get(
-            each.name, {module.name}
-        ):
+        if package in {"fabric", "invoke"} and not here & NAMES.get(each.name, here):
             lines.append(f"{where}: imports {each.name} of {package}")
         foreign = package not in sys.stdlib_module_names and not each.relative
         own = package in {"tasks", "trainer"}
@@ -147,7 +151,7 @@ def closed_doors(module: imports.Module) -> list[str]:
         if said == "torch.distributed" and module.name != "trainer.world":
             lines.append(f"{module.name}:{node.lineno}: uses torch.distributed")
         package, _, name = said.partition(".")
-        if package in {"fabric", "invoke"} and module.name not in NAMES.get(name, {module.name}):
+        if package in {"fabric", "invoke"} and not here & NAMES.get(name, here):
             lines.append(f"{module.name}:{node.lineno}: uses {said}")
     return lines
 
@@ -184,7 +188,11 @@ def agent_rules(module: imports.Module) -> list[str]:
         package = each.module.partition(".")[0]
         if each.relative and not each.top_level:
             lines.append(f"{where}: imports its own below the top level")
-        if not each.relative and package not in sys.stdlib_module_names:
+        # On a host the loader finds its own under the name `agent`.
+        known = sys.stdlib_module_names | (
+            {"agent"} if module.name == "tasks.agent.loader" else set()
+        )
+        if not each.relative and package not in known:
             lines.append(f"{where}: imports {each.module}, and knows the standard library only")
     try:
         ast.parse(module.path.read_text(encoding="utf-8"), feature_version=(3, 8))

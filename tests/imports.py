@@ -22,6 +22,8 @@ class Import:
     line: int
     top_level: bool
     relative: bool
+    for_types: bool
+    """Only a type checker follows it: it stands below `if TYPE_CHECKING`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,16 +68,24 @@ def read_tree(root: Path, rooms: tuple[str, ...] = ROOMS) -> dict[str, Module]:
 
 def _imports(tree: ast.Module, package: list[str]) -> list[Import]:
     top_level = {id(node) for node in tree.body}
+    for_types = {
+        id(node)
+        for block in ast.walk(tree)
+        if isinstance(block, ast.If) and ast.unparse(block.test).endswith("TYPE_CHECKING")
+        for node in block.body
+    }
     found = []
     for node in ast.walk(tree):
-        at_top = id(node) in top_level
+        place = {"top_level": id(node) in top_level, "for_types": id(node) in for_types}
         if isinstance(node, ast.Import):
-            found += [Import(each.name, "", node.lineno, at_top, False) for each in node.names]
+            found += [
+                Import(each.name, "", node.lineno, relative=False, **place) for each in node.names
+            ]
         elif isinstance(node, ast.ImportFrom):
             above = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*above, *([node.module] if node.module else [])])
             found += [
-                Import(module, each.name, node.lineno, at_top, node.level > 0)
+                Import(module, each.name, node.lineno, relative=node.level > 0, **place)
                 for each in node.names
             ]
     return found
@@ -87,10 +97,11 @@ def resolve(wanted: Import, modules: dict[str, Module]) -> str:
     return longer if wanted.name and longer in modules else wanted.module
 
 
-def arrows(modules: dict[str, Module]) -> dict[str, set[str]]:
-    """Who imports whom among these modules."""
+def arrows(modules: dict[str, Module], *, run: bool = False) -> dict[str, set[str]]:
+    """Who imports whom among these modules; with `run`, only what Python itself follows."""
     return {
-        name: {resolve(each, modules) for each in module.imports} & (modules.keys() - {name})
+        name: {resolve(each, modules) for each in module.imports if not (run and each.for_types)}
+        & (modules.keys() - {name})
         for name, module in modules.items()
     }
 
@@ -102,6 +113,8 @@ def outside(start: Module, modules: dict[str, Module]) -> set[str]:
     waiting = [start]
     while waiting:
         for each in waiting.pop().imports:
+            if each.for_types:
+                continue
             reached = resolve(each, modules)
             if reached not in modules:
                 found.add(reached.partition(".")[0])
