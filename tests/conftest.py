@@ -15,8 +15,8 @@ import pytest
 from tests import imports, leftovers
 
 TAG = "FAB_TEST_SESSION"
-SLOW = {"hosts", "demo"}
-"""Folders whose tests talk to a real sshd."""
+SLOW = {"hosts", "demo", "scripts"}
+"""Folders whose tests talk to a real sshd, or run whole scripts."""
 HEAVY = {"torch", "transformers"}
 NOT_RUN = "not run: "
 
@@ -27,6 +27,13 @@ def pytest_addoption(parser):
         "--part", choices=("fast", "slow"), help="what needs neither torch nor sshd, or the rest"
     )
     group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
+    group.addoption(
+        "--leftovers-after",
+        type=float,
+        default=10,
+        metavar="SECONDS",
+        help="what a test started may take that long to end after the last test",
+    )
     group.addoption("--tally", metavar="FILE", help="write how many tests passed, failed, skipped")
 
 
@@ -43,7 +50,7 @@ def modules(root: Path) -> dict[str, imports.Module]:
 
 @functools.cache
 def is_slow(path: Path, root: Path) -> bool:
-    """Whether a file's tests talk to a real sshd, or importing it brings torch in."""
+    """Whether a file stands in a slow folder, or importing it brings torch in."""
     if SLOW & set(path.relative_to(root).parts):
         return True
     return bool(HEAVY & imports.outside(imports.read_file(path, root), modules(root)))
@@ -113,7 +120,7 @@ def pytest_sessionfinish(session):
     folder = session.config._tmp_path_factory.getbasetemp()
     tracker = resource_tracker._resource_tracker._pid
     left = leftovers.wait_for_none(
-        10,
+        session.config.getoption("--leftovers-after"),
         tag=f"{TAG}={os.environ[TAG]}",
         folder=folder,
         spared=frozenset() if tracker is None else frozenset({tracker}),
