@@ -1,0 +1,213 @@
+"""Who may change this root: a lease for the time of a plan, a lock for the moment of a verb."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import secrets
+from typing import Any, Dict, Iterator, Optional
+
+from .desk import Desk, Refused, want
+from .machine import boot_id, boottime, utc
+from .root import TEMPORARY, Root, read_json, remove, replace, root_of, write
+
+TOKEN = re.compile(r"\A[0-9a-f]{32}\Z")
+
+
+def present(root: Root) -> Optional[Dict[str, Any]]:
+    """The lease that is held now, or None when there is none or it has run out.
+
+    One from before a reboot has run out: whoever held it lost the connection with the host.
+    """
+    lease = read_json(os.path.join(root.lease, "lease.json"))
+    if not isinstance(lease, dict):
+        return None
+    until = lease.get("until_boottime")
+    if lease.get("boot_id") != boot_id() or not isinstance(until, (int, float)):
+        return None
+    left = until - boottime()
+    return {**lease, "left_s": round(left, 1)} if left > 0 else None
+
+
+def public(lease: Dict[str, Any]) -> Dict[str, Any]:
+    """What others may know of a lease: all but its token."""
+    return {name: value for name, value in lease.items() if name != "token"}
+
+
+def _held(lease: Dict[str, Any]) -> Refused:
+    return Refused(
+        "lease-held",
+        f"lease: held by {lease.get('who')} ({lease.get('why')}) since {lease.get('since')}, for"
+        f" {lease['left_s']:g} s more; wait, or ask them",
+        **public(lease),
+    )
+
+
+def _text(who: Dict[str, str], why: str, seconds: float, token: str) -> bytes:
+    lease = {
+        "who": str(who.get("who", "unknown"))[:200],
+        "host": str(who.get("host", "unknown"))[:200],
+        "why": why[:500],
+        "since": utc(),
+        "seconds": seconds,
+        "boot_id": boot_id(),
+        "until_boottime": boottime() + seconds,
+        "token": token,
+    }
+    return json.dumps(lease).encode()
+
+
+@contextlib.contextmanager
+def locked(desk: Desk, root: Root) -> Iterator[None]:
+    """Hold the root's lock: one verb changes at a time. The kernel frees it when we die.
+
+    Raises:
+        Refused: deadline.
+        DeskGone: while waiting.
+    """
+    descriptor = os.open(root.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                desk.pause(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def changing(desk: Desk, arguments: Dict[str, Any]) -> Iterator[Root]:
+    """The root, locked, by the holder of its lease; renewed while the verb runs.
+
+    A dry run takes neither lock nor lease.
+
+    Raises:
+        Refused: lease-held when the request's token is not the present one; not-ours; deadline.
+    """
+    root = root_of(arguments)
+    if want(arguments, "dry", bool, default=False):
+        yield root
+        return
+    _check_token(desk, root)
+    with locked(desk, root):
+        lease = _check_token(desk, root)
+        root.sweep()
+        with tended(desk, root, float(lease["seconds"])):
+            yield root
+
+
+def _check_token(desk: Desk, root: Root) -> Dict[str, Any]:
+    lease = present(root)
+    if lease is None:
+        raise Refused("lease-held", "lease: none is held now, or it ran out; begin again")
+    if not secrets.compare_digest(str(lease.get("token")), desk.lease or ""):
+        raise _held(lease)
+    return lease
+
+
+@contextlib.contextmanager
+def tended(desk: Desk, root: Root, seconds: float) -> Iterator[None]:
+    """Renew the lease while a long verb runs; does nothing for requests without a token."""
+    due = boottime() + seconds / 4
+
+    def renew() -> None:
+        nonlocal due
+        if boottime() < due:
+            return
+        due = boottime() + seconds / 4
+        lease = present(root)
+        if lease is not None and lease.get("token") == desk.lease:
+            lease.pop("left_s")
+            lease["until_boottime"] = boottime() + seconds
+            replace(os.path.join(root.lease, "lease.json"), json.dumps(lease).encode())
+
+    before, desk.tend = desk.tend, renew
+    try:
+        yield
+    finally:
+        desk.tend = before
+
+
+@contextlib.contextmanager
+def watching(desk: Desk, root: Root) -> Iterator[None]:
+    """For verbs that look for long: keeps the desk's own lease alive, if it holds one."""
+    lease = present(root)
+    if lease is None or lease.get("token") != desk.lease:
+        yield
+        return
+    with tended(desk, root, float(lease["seconds"])):
+        yield
+
+
+def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Take the lease; the same token again renews it, so a retry after a lost answer is safe."""
+    root = root_of(arguments)
+    seconds = want(arguments, "seconds", float)
+    why = want(arguments, "why", str, default="")
+    token = want(arguments, "token", str, default=desk.lease or secrets.token_hex(16))
+    if not TOKEN.match(token):
+        raise Refused("bad-request", "token: give 32 hex digits")
+    if not 1 <= seconds <= 86_400:
+        raise Refused("bad-request", f"seconds: is {seconds:g}; give 1 to 86,400")
+    if want(arguments, "dry", bool, default=False):
+        lease = present(root)
+        if lease is not None and lease["token"] != token:
+            raise _held(lease)
+        return {"changed": lease is None, "token": token}
+    lease = present(root)
+    if lease is not None and lease["token"] != token:
+        raise _held(lease)  # at once: its holder may keep the lock for a whole grace period
+    root.claim()
+    with locked(desk, root):
+        lease = present(root)
+        if lease is not None and lease["token"] != token:
+            raise _held(lease)
+        root.sweep()
+        changed = lease is None
+        _put(root, _text(desk.by, why, seconds, token))
+        lease = present(root)
+        assert lease is not None
+        return {"changed": changed, **lease}
+
+
+def _put(root: Root, text: bytes) -> None:
+    # A whole folder, built beside: a crash leaves the old lease, none, or the new one. The one
+    # that ran out is renamed away first, because rename refuses a folder that is not empty.
+    mine = os.path.join(root.path, f"{TEMPORARY}lease-{secrets.token_hex(4)}")
+    old = os.path.join(root.path, f"{TEMPORARY}lease-{secrets.token_hex(4)}")
+    os.mkdir(mine)
+    write(os.path.join(mine, "lease.json"), text)
+    if os.path.isdir(root.lease):
+        os.rename(root.lease, old)
+    os.rename(mine, root.lease)
+    remove(old)
+
+
+def lease_release(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Give the lease back; none held, or ran out: unchanged. Raises Refused, lease-held."""
+    root = root_of(arguments)
+    token = want(arguments, "token", str)
+    lease = present(root)
+    if lease is not None and lease["token"] != token:
+        raise _held(lease)
+    if not os.path.isdir(root.lease) or want(arguments, "dry", bool, default=False):
+        return {"changed": lease is not None}
+    with locked(desk, root):
+        again = present(root)
+        if again is not None and again["token"] != token:
+            raise _held(again)
+        remove(root.lease)
+    return {"changed": lease is not None}
+
+
+def lease_show(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Who holds the lease: {"lease": {...} or None}."""
+    del desk
+    lease = present(root_of(arguments))
+    return {"lease": None if lease is None else public(lease)}

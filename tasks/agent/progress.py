@@ -1,0 +1,78 @@
+"""The first step of a run, or why it does not come."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Dict, List, Optional
+
+from . import logfile, runs
+from .desk import Desk, Refused, want
+from .lease import watching
+from .root import Root, root_of
+
+LOOK_S = 0.05
+"""An early death is told within so much of it, and so many seconds cost next to nothing."""
+
+
+def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Wait until a run has made a step with a finite loss.
+
+    Raises:
+        Refused: no-first-step.
+    """
+    root = root_of(arguments)
+    run = _run(root, arguments)
+    began = time.monotonic()
+    limit = want(arguments, "seconds", float, default=math.inf)
+    told: Optional[Any] = None
+    with watching(desk, root):
+        while True:
+            known = runs.describe(run)
+            loss = runs.number(known.get("loss"))
+            stepped = loss is not None and runs.number(run.status.get("step_boottime")) is not None
+            waited = time.monotonic() - began
+            if known["state"] in ("crashed", "killed", "lost", "absent"):
+                raise _no_step("crashed", run, known)
+            if stepped and loss is not None and math.isfinite(loss):
+                return {
+                    "run_id": run.run_id,
+                    "step": known["step"],
+                    "loss": loss,
+                    "seconds": round(waited, 2),
+                    "phase": known["phase"],
+                }
+            if known["state"] == "finished":
+                raise _no_step("exited", run, known)
+            if known["state"] == "stalled":
+                raise _no_step("stalled", run, known)
+            if waited >= limit or desk.left() < 1:
+                raise _no_step("deadline", run, known)
+            if (known["phase"], known["step"]) != told:
+                told = (known["phase"], known["step"])
+                desk.progress(phase=known["phase"], step=known["step"])
+            desk.pause(LOOK_S)
+
+
+def _run(root: Root, arguments: Dict[str, Any]) -> runs.Run:
+    run = runs.Run(root, want(arguments, "run_id", str))
+    pair: Optional[List[str]] = want(arguments, "pair", list, default=None)
+    if pair is not None and not run.spec:
+        for other in runs.living(root):
+            if [other.spec.get("release"), other.spec.get("spec_digest")] == pair:
+                return other
+    return run
+
+
+def _no_step(why: str, run: runs.Run, known: Dict[str, Any]) -> Refused:
+    lines = known["last_lines"] or logfile.last_lines(run.file("train.log"), runs.LAST_LINES)
+    words = f": {lines[-1]}" if lines else ""
+    return Refused(
+        "no-first-step",
+        f"run {run.run_id}: no first step ({why}; {known['detail']}){words}; see `fab logs`",
+        why=why,
+        state=known["state"],
+        run_id=run.run_id,
+        exit=known.get("exit"),
+        last_lines=lines,
+    )

@@ -1,0 +1,161 @@
+"""Whether a release is whole, importable, and has what its run needs; the old run still trains."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, List, Optional
+
+from . import children, gpus, outputs, probe, releases, runs
+from .desk import Desk, Refused, want
+from .lease import watching
+from .root import Root, expand, root_of
+from .spec import Spec
+
+ASK_IMPORT = """
+import json, platform
+import trainer
+print(json.dumps({"python": platform.python_version(), "file": trainer.__file__}))
+"""
+
+
+def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """Compare everything with what was meant; changes nothing but a file written on trial.
+
+    Raises:
+        Refused: verify, naming every difference.
+    """
+    root = root_of(arguments)
+    digest = want(arguments, "digest", str)
+    release = root.release(digest)
+    plain = want(arguments, "spec", dict, default=None)
+    spec = None if plain is None else Spec(plain)
+    python = want(arguments, "python", str, default=None)
+    warnings: List[str] = []
+    if not os.path.isdir(release):
+        return {"state": "not deployed", "run_id": None, "files": 0, "warnings": []}
+    files = releases.stored(release)
+    if files is None or releases.digest_of(files) != digest:
+        wrong = [f"{releases.MANIFEST}: is not that of this release"]
+    else:
+        wrong = releases.differences(release, files)
+    imported: Dict[str, Any] = {}
+    if not wrong and python:
+        with watching(desk, root):
+            imported = _import(desk, release, expand(python, "python"), spec, wrong)
+    if spec is not None:
+        wrong += _paths(root, spec, warnings)
+        wrong += _ports(root, spec, warnings)
+        wrong += _devices(spec, warnings)
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise Refused("verify", f"{digest[:12]}: {wrong[0]}{more}", differences=wrong)
+    state, run_id = _running(root, digest)
+    return {
+        "state": state,
+        "run_id": run_id,
+        "files": len(files or []),
+        "python_version": imported.get("python"),
+        "imported_from": imported.get("file"),
+        "warnings": warnings,
+    }
+
+
+def _running(root: Root, digest: str) -> Any:
+    living = runs.living(root)
+    if not living:
+        return "deployed, not running", None
+    run = living[-1]
+    # What it imported is the truth; before it has said that, what was launched has to do.
+    running = run.status.get("release") if run.status else run.spec.get("release")
+    return ("running this" if running == digest else "running other code"), run.run_id
+
+
+def _import(
+    desk: Desk, release: str, python: str, spec: Optional[Spec], wrong: List[str]
+) -> Dict[str, Any]:
+    environment = (spec or Spec({"argv": [python], "output_dir": "/"})).environment({})
+    try:
+        said = children.run(
+            desk, [python, "-B", "-c", ASK_IMPORT], directory=release, environment=environment
+        )
+    except Refused as refused:
+        if refused.code != "failed":
+            raise
+        wrong.append(refused.text)
+        return {}
+    try:
+        found: Dict[str, Any] = json.loads(said.out.strip().splitlines()[-1])
+        inside = os.path.realpath(found["file"]).startswith(os.path.realpath(release) + "/")
+    except (ValueError, IndexError, KeyError, TypeError):
+        wrong.append(f"{python}: cannot import the trainer: {said.last_words}")
+        return {}
+    if not inside:
+        wrong.append(f"{python}: imports the trainer from {found['file']}, not from the release")
+    return found
+
+
+def _flag(spec: Spec, name: str) -> Optional[str]:
+    """The value of a flag of the trainer; the last one counts, as it does for argparse."""
+    found = None
+    for index, word in enumerate(spec.argv):
+        if word == name and index + 1 < len(spec.argv):
+            found = spec.argv[index + 1]
+        elif word.startswith(name + "="):
+            found = word[len(name) + 1 :]
+    return found
+
+
+def _paths(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
+    wrong = []
+    for flag in ("--target-model", "--data-dir"):
+        path = _flag(spec, flag)
+        if path is not None and not os.path.exists(path):
+            wrong.append(f"{flag[2:]} {path}: is not there")
+        elif path is not None and not os.access(path, os.R_OK):
+            wrong.append(f"{flag[2:]} {path}: is not readable for uid {os.getuid()}")
+    try:
+        outputs.check_owner(root, spec.output_dir)
+    except Refused as refused:
+        wrong.append(refused.text)
+    there = spec.output_dir
+    while not os.path.exists(there) and there != "/":
+        there = os.path.dirname(there)
+    problem = probe.trial_write(there)
+    if problem is not None:
+        wrong.append(f"output-dir {spec.output_dir}: cannot be written: {problem}")
+        return wrong
+    newest = outputs.newest(spec.output_dir)
+    size = outputs.size(newest) if newest else None
+    disk = os.statvfs(there)
+    free = disk.f_bavail * disk.f_frsize
+    if size is not None and free < 2 * size:
+        wrong.append(
+            f"output-dir {spec.output_dir}: {free >> 20:,} MiB free, and two checkpoints of"
+            f" {size >> 20:,} MiB must fit"
+        )
+    elif size is None:
+        warnings.append(f"output-dir: {free >> 20:,} MiB free; no checkpoint yet to compare with")
+    return wrong
+
+
+def _ports(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
+    text = spec.env.get("MASTER_PORT", "")
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        return []
+    found = probe.port(int(text))
+    if found["free"]:
+        return []
+    ours = {pid for run in runs.living(root) for pid in run.tagged()}
+    if found.get("pid") in ours:
+        return []  # the run that this one will replace
+    warnings.append(f"port {text}: taken")
+    return [f"port {text}: is taken by pid {found.get('pid') or 'unknown'}"]
+
+
+def _devices(spec: Spec, warnings: List[str]) -> List[str]:
+    if not spec.devices:
+        return []
+    found = {gpu["index"] for gpu in gpus.answer(gpus.ask(), warnings)}
+    absent = [device for device in spec.devices if device not in found]
+    return [f"devices {absent}: this host has {sorted(found)}"] if absent else []

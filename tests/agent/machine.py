@@ -1,0 +1,333 @@
+"""A host without SSH: the real bootstrap and the real program, over pipes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tasks.link.program import BOOT, program
+
+STUB = Path(__file__).resolve().parent.parent / "stub" / "trainer"
+PATIENCE_S = 20
+"""Longer than anything here takes on a loaded machine; no test waits it out when all is well."""
+
+
+def wait_for(what, seconds=PATIENCE_S, every=0.01):
+    """Poll until `what()` is true, and return it."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        found = what()
+        if found:
+            return found
+        time.sleep(every)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+def canonical(spec):
+    return hashlib.sha256(
+        json.dumps(spec, sort_keys=True, separators=(",", ":")).encode()
+    ).hexdigest()
+
+
+class RefusalError(Exception):
+    def __init__(self, payload):
+        self.code, self.text, self.data = payload["code"], payload["text"], payload["data"]
+        super().__init__(f"{self.code}: {self.text}")
+
+
+class BugError(Exception):
+    pass
+
+
+class Call:
+    """One verb under way."""
+
+    def __init__(self, request, *, home, prefix=(), text=None, env=None):
+        self.nonce = request["nonce"].encode() if request else b""
+        self.frames, self.noise, self._held = [], b"", b""
+        self.status, self.stderr = None, b""
+        variables = {
+            "HOME": str(home),
+            "PATH": os.environ["PATH"],
+            "USER": os.environ.get("USER", "root"),
+            "FAB_TEST_SESSION": os.environ.get("FAB_TEST_SESSION", ""),
+            **(env or {}),
+        }
+        self.process = subprocess.Popen(
+            [*prefix, "sh", "-c", BOOT.format(python=sys.executable)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=variables,
+            bufsize=0,
+        )
+        if text is None:
+            body = json.dumps(request).encode()
+            source = program(request["verb"])
+            text = b"%d\n%s%d\n%s" % (len(source), source, len(body), body)
+        self.write(text)
+
+    def write(self, data):
+        view = memoryview(data)
+        while view:
+            view = view[self.process.stdin.write(view) :]
+
+    def hang_up(self):
+        self.process.stdin.close()
+
+    def next(self, seconds=PATIENCE_S):
+        """The next (kind, payload), or None at the end."""
+        end = time.monotonic() + seconds
+        while True:
+            start = self._held.find(b"\x02" + self.nonce)
+            line_end = self._held.find(b"\n", start) if start >= 0 else -1
+            if line_end >= 0:
+                kind, length = self._held[start + 34 : line_end].split()
+                stop = line_end + 1 + int(length)
+                if len(self._held) >= stop + 2:
+                    payload = json.loads(self._held[line_end + 1 : stop])
+                    assert self._held[stop : stop + 2] == b"\x03\n"
+                    self.noise += self._held[:start]
+                    self._held = self._held[stop + 2 :]
+                    frame = (kind.decode(), payload)
+                    self.frames.append(frame)
+                    return frame
+            out = self.process.stdout
+            ready, _, _ = select.select([out], [], [], max(0, end - time.monotonic()))
+            assert ready, f"no frame within {seconds} s"
+            part = os.read(out.fileno(), 1 << 16)
+            if not part:
+                self.noise += self._held
+                return None
+            self._held += part
+
+    def result(self, blobs=None):
+        """The last frame's payload; raises RefusalError or BugError for what is no result."""
+        last = None
+        while (frame := self.next()) is not None:
+            last = frame
+            if frame[0] == "N":
+                for sha256 in frame[1]["blobs"]:
+                    self.write(blobs[sha256])
+        self.end()
+        if last is None or last[0] not in "RET":
+            raise BugError(f"no result; exit {self.status}; {self.stderr!r}")
+        kind, payload = last
+        if kind == "E":
+            raise RefusalError(payload)
+        if kind == "T":
+            raise BugError(payload["traceback"])
+        assert self.status == 0
+        assert self.noise == b""
+        assert self.stderr == b""
+        return payload
+
+    def end(self):
+        if self.status is not None:
+            return
+        self.process.stdin.close()
+        self.stderr = self.process.stderr.read()
+        self.process.stdout.close()
+        self.process.stderr.close()
+        self.status = self.process.wait(PATIENCE_S)
+
+
+class Machine:
+    """A root on this machine, its desk, and the stub as a release."""
+
+    def __init__(self, folder: Path, *, prefix=()):
+        self.folder, self.prefix, self.calls = folder, prefix, []
+        self.home = folder / "home"
+        self.root = folder / "home" / "fab"
+        self.output = folder / "home" / "checkpoints"
+        self.source = folder / "source"
+        self.token = None
+        self.seconds = 60
+        self.home.mkdir(exist_ok=True)
+        if not self.source.exists():
+            (self.source / "trainer").mkdir(parents=True)
+            for file in sorted(STUB.glob("*.py")):
+                (self.source / "trainer" / file.name).write_bytes(file.read_bytes())
+
+    # What the desk would do.
+
+    def manifest(self):
+        """(digest, entries, blobs) of the source as it is now."""
+        entries, blobs = [], {}
+        for path in self.source.rglob("*.py"):
+            content = path.read_bytes()
+            sha256 = hashlib.sha256(content).hexdigest()
+            blobs[sha256] = content
+            name = path.relative_to(self.source).as_posix()
+            entries.append({"path": name, "mode": "0444", "sha256": sha256, "size": len(content)})
+        entries.sort(key=lambda entry: entry["path"])
+        return self.digest(entries), entries, blobs
+
+    @staticmethod
+    def digest(entries):
+        lines = "".join(f"{e['mode']} {e['sha256']} {e['path']}\n" for e in entries)
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def change(self, text):
+        with (self.source / "trainer" / "loop.py").open("a") as file:
+            file.write(text)
+
+    def start(self, verb, *, deadline=15, env=None, **arguments):
+        request = {
+            "verb": verb,
+            "arguments": {"root": str(self.root), **arguments},
+            "nonce": secrets.token_hex(16),
+            "deadline": deadline,
+            "lease": self.token,
+            "by": {"who": "tester", "host": "desk", "why": "a test"},
+        }
+        call = Call(request, home=self.home, prefix=self.prefix, env=env)
+        self.calls.append(call)
+        return call
+
+    def ask(self, verb, *, deadline=15, blobs=None, env=None, **arguments):
+        return self.start(verb, deadline=deadline, env=env, **arguments).result(blobs)
+
+    def lease(self):
+        self.token = secrets.token_hex(16)
+        return self.ask("lease_acquire", seconds=600, why="tests", token=self.token)
+
+    def sync(self, **more):
+        digest, entries, blobs = self.manifest()
+        return self.ask("sync", manifest=entries, digest=digest, blobs=blobs, **more)
+
+    def deploy(self):
+        """Lease and sync; the digest."""
+        self.lease()
+        return self.sync()["digest"]
+
+    def spec(self, *flags, **more):
+        words = [sys.executable, "-m", "trainer", "train", "--output-dir", str(self.output)]
+        return {
+            "argv": [*words, *map(str, flags)],
+            "env": {},
+            "secret_names": [],
+            "grace_s": 20,
+            "max_log_mb": 1,
+            "output_dir": str(self.output),
+            "devices": [],
+            **more,
+        }
+
+    def run_id(self):
+        return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+    def launch(self, *flags, run_id=None, spec=None, digest=None, secret=None, **more):
+        spec = spec or self.spec(*flags)
+        return self.ask(
+            "launch",
+            run_id=run_id or self.run_id(),
+            digest=digest or self.manifest()[0],
+            spec=spec,
+            spec_digest=canonical(spec),
+            secrets=secret or {},
+            **more,
+        )
+
+    def train(self, *flags, **more):
+        """Lease, sync, launch, first step; launch's answer."""
+        self.deploy()
+        launched = self.launch(*flags, **more)
+        self.ask("await_progress", run_id=launched["run_id"])
+        return launched
+
+    def kill(self, **more):
+        return self.ask("kill", deadline=40, **{"grace_s": None, "keep": None, **more})
+
+    def health(self, run_id=None):
+        return self.ask("health", run_id=run_id)
+
+    # What the test sees for itself.
+
+    def run_folder(self, run_id) -> Path:
+        return self.root / "runs" / run_id
+
+    def record(self, run_id, name="process.json"):
+        return json.loads((self.run_folder(run_id) / name).read_text())
+
+    def members(self):
+        """Living processes under this folder, by environment or recorded session."""
+        sessions = set()
+        for path in self.root.glob("runs/*/process.json"):
+            try:
+                sessions.add(json.loads(path.read_text())["session"])
+            except (ValueError, KeyError, TypeError):
+                continue
+        found = set()
+        for name in map(operator.attrgetter("name"), Path("/proc").iterdir()):
+            if name.isdigit():
+                stat = read_stat(int(name))
+                if stat is None or stat["state"] == "Z":
+                    continue
+                tagged = str(self.root).encode() in read_file(f"/proc/{name}/environ")
+                if tagged or stat["session"] in sessions:
+                    found.add(int(name))
+        return found
+
+    def snapshot(self):
+        """Every path, type, content and time under what idempotent verbs leave alone."""
+        found = {}
+        for part in ("releases", "blobs", "runs", "current"):
+            top = self.root / part
+            for path in [top, *top.rglob("*")] if top.exists() else []:
+                stat = path.lstat()
+                content = path.readlink() if path.is_symlink() else None
+                if path.name not in ("status.json", "metrics.jsonl", "train.log"):
+                    # A run under way writes these three, and renames one in its folder.
+                    time_ns = 0 if (path / "spec.json").exists() else stat.st_mtime_ns
+                    found[str(path)] = (stat.st_mode, stat.st_ino, time_ns, content)
+        return found
+
+    def temporary(self):
+        return [path for path in self.root.rglob(".tmp-*") if path.exists()]
+
+    def close(self):
+        for call in self.calls:
+            if call.process.poll() is None:
+                call.process.kill()
+            call.end()
+        for pid in self.members():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        wait_for(lambda: not self.members())
+
+
+def read_file(path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""
+
+
+def read_stat(pid):
+    text = read_file(f"/proc/{pid}/stat")
+    if not text:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    return {
+        "state": fields[0].decode(),
+        "parent": int(fields[1]),
+        "session": int(fields[3]),
+        "start": int(fields[19]),
+    }
+
+
+def lives(pid):
+    stat = read_stat(pid)
+    return stat is not None and stat["state"] not in "ZX"

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+
+import pytest
+
+from tasks.link.program import program
+from tests.agent.machine import BugError, Call, RefusalError, canonical, wait_for
+
+
+def test_probe_tells_what_the_host_is(machine):
+    found = machine.ask("probe", python=sys.executable, output=str(machine.output), port=45_871)
+    assert found["uid"] == os.getuid()
+    assert found["python"]["path"] == sys.executable
+    assert [disk["what"] for disk in found["disks"]] == ["root", "output"]
+    assert all(disk["writable"] and disk["free"] > 0 for disk in found["disks"])
+    assert found["port"] == {"number": 45_871, "free": True}
+    assert found["run"] == {"id": None, "state": "absent"}
+    assert found["release"] is None
+    assert found["lease"] is None
+    assert not machine.root.exists()
+    assert list(machine.home.iterdir()) == []
+
+
+def test_probe_names_a_python_that_is_none(machine):
+    found = machine.ask("probe", python="/no/python")
+    assert found["python"] is None
+    assert found["warnings"] == [
+        "/no/python: cannot be started: No such file or directory; set `python` in hosts.yaml"
+    ]
+
+
+@pytest.mark.parametrize("verb", ["rm", "__import__", "", None, 7])
+def test_unknown_verbs_are_bad_requests(machine, verb):
+    with pytest.raises(RefusalError, match=r"verb: is .*; this agent has probe"):
+        _raw(machine, {"verb": verb, "arguments": {}}).result()
+
+
+def test_a_bug_comes_back_with_its_traceback_and_source_lines(machine):
+    call = _raw(machine, {"verb": "lease_acquire", "lease": 5, "by": []}, seconds=5)
+    with pytest.raises(BugError, match=r"(?s)agent/lease.py.*secrets|token"):
+        call.result()
+
+
+def _raw(machine, request, **arguments):
+    request = {
+        "arguments": {"root": str(machine.root), **arguments},
+        "nonce": secrets.token_hex(16),
+        "deadline": 10,
+        **request,
+    }
+    source = program("lease_acquire" if request["verb"] == "lease_acquire" else "health")
+    body = json.dumps(request).encode()
+    text = b"%d\n%s%d\n%s" % (len(source), source, len(body), body)
+    call = Call(request, home=machine.home, text=text)
+    machine.calls.append(call)
+    return call
+
+
+@pytest.mark.parametrize("body", [b"", b"12\n{", b"x\n", b"2\n[]", b'14\n{"nonce":"zz"}', b"-1\n"])
+def test_a_request_without_a_nonce_gets_words_on_stderr(machine, body):
+    source = program("health")
+    call = Call(None, home=machine.home, text=b"%d\n%s%s" % (len(source), source, body))
+    call.end()
+    assert call.status == 2
+    assert call.stderr == b"agent: the request was cut or is no request\n"
+
+
+def test_a_heartbeat_comes_at_least_each_three_seconds(machine):
+    machine.deploy()
+    launched = machine.launch("--hang-before-first-step")
+    call = machine.start("await_progress", run_id=launched["run_id"], deadline=30)
+    wait_for(lambda: call.next()[1].get("phase") == "loading")
+    began = time.monotonic()
+    assert call.next() == ("P", {"alive": True})
+    assert time.monotonic() - began < 3.5
+    call.hang_up()
+    assert call.process.wait(5) == 3
+
+
+def test_the_deadline_ends_a_verb_with_a_word_of_its_own(machine):
+    machine.train()
+    machine.change("# changed\n")
+    digest, entries, _ = machine.manifest()
+    call = machine.start("sync", manifest=entries, digest=digest, deadline=0.5)
+    with pytest.raises(RefusalError, match=r"not done after 0.5 s, and stopped") as caught:
+        call.result(blobs={each["sha256"]: b"" for each in entries})
+    assert caught.value.code == "deadline"
+
+
+def test_a_desk_that_hangs_up_ends_a_long_verb_and_frees_its_lock(machine):
+    machine.deploy()
+    machine.change("# changed\n")
+    digest, entries, _ = machine.manifest()
+    call = machine.start("sync", manifest=entries, digest=digest, deadline=60)
+    assert call.next()[0] == "N"
+    call.hang_up()
+    assert call.process.wait(5) == 3
+    assert machine.sync()["changed"]
+    assert machine.temporary() == []
+
+
+def test_a_reader_that_is_gone_never_aborts_a_change(machine):
+    machine.deploy()
+    run_id = machine.run_id()
+    spec = machine.spec()
+    call = machine.start(
+        "launch",
+        run_id=run_id,
+        digest=machine.manifest()[0],
+        spec=spec,
+        spec_digest=canonical(spec),
+    )
+    call.process.stdout.close()
+    call.process.wait(10)
+    assert machine.launch(run_id=run_id, spec=spec)["changed"] is False
+    assert machine.ask("await_progress", run_id=run_id)["step"] >= 1
+
+
+@pytest.mark.parametrize(
+    "value", ["", "relative", "~other/fab", "/a/../b", "/", "~", "/x\n", "/x\0y", 5, None, ["/x"]]
+)
+def test_odd_roots_are_refused(machine, value):
+    with pytest.raises(RefusalError) as caught:
+        machine.ask("health", root=value)
+    assert caught.value.code == "bad-request"
+
+
+@pytest.mark.parametrize("verb", ["health", "logs", "await_progress", "status"])
+@pytest.mark.parametrize("value", ["", "..", "../../x", "latest", "20260101-000000-abcd/.."])
+def test_odd_run_ids_never_become_paths(machine, verb, value):
+    with pytest.raises(RefusalError) as caught:
+        machine.ask(verb, run_id=value)
+    assert caught.value.code == "bad-request"
