@@ -1,0 +1,375 @@
+"""The real `fab`, as a person runs it, against a real sshd with the stub trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.hosts.lab import settings, until
+
+ROOT = Path(__file__).resolve().parents[2]
+FAB = Path(sys.executable).with_name("fab")
+
+
+class Desk:
+    """A checkout whose trainer is the stub, and `fab` in it."""
+
+    def __init__(self, folder, stub, machine):
+        self.folder, self.machine = folder, machine
+        for name in ("fabfile.py", "fabric.yaml"):
+            shutil.copy(ROOT / name, folder)
+        quiet = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / "tasks", folder / "tasks", ignore=quiet)
+        if stub != folder / "trainer":
+            shutil.copytree(stub, folder / "trainer")
+        self.hosts = {machine.name: self.host()}
+        self.write()
+
+    def host(self, **changes):
+        its = self.machine.host()
+        names = ("address", "port", "user", "identity_file", "ssh_config", "known_hosts", "python")
+        return {
+            **{name: getattr(its, name) for name in names},
+            "if_down": "start the lab",
+            **changes,
+        }
+
+    def write(self, env=(), features=(), **trainer):
+        run = {
+            "trainer": dict(settings(**trainer).trainer),
+            "grace_seconds": 10,
+            "first_step_seconds": 20,
+            "env": dict(env),
+            "features": list(features),
+        }
+        groups = {"default": [self.machine.name]}
+        text = yaml.safe_dump({"run": run, "groups": groups, "hosts": self.hosts}, sort_keys=False)
+        (self.folder / "hosts.yaml").write_text(text)
+
+    def command(self, *words):
+        return {
+            "args": [FAB, *words],
+            "cwd": self.folder,
+            "env": {**os.environ, "CI": "true", "USER": "tester"},
+            "stdin": subprocess.DEVNULL,
+            "text": True,
+        }
+
+    def fab(self, *words, exits=0, **changes):
+        """Run it to its end, and give its lines; a wrong exit code shows everything it said."""
+        given = {**self.command(*words), **changes}
+        done = subprocess.run(**given, capture_output=True, timeout=90, check=False)
+        said = f"{' '.join(words)}: exit {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == exits, said
+        self.err = done.stderr
+        return done.stdout.splitlines()
+
+    def objects(self, *words, exits=0):
+        return [json.loads(line) for line in self.fab(*words, "--json", exits=exits)]
+
+    def trainers(self):
+        """Give the pids of trainers on the host, seen from outside."""
+        return [p.pid for p in self.machine.processes() if "trainer train" in p.words]
+
+    def files(self):
+        """Give what must not change when nothing changes: names, times and contents."""
+        root = self.machine.home / "fab"
+        runs = sorted(path.name for path in root.glob("runs/*"))
+        kept = [root / "current", *root.glob("releases/**/*"), *root.glob("blobs/**/*")]
+        return runs, {str(p): (p.lstat().st_mtime_ns, p.lstat().st_ino) for p in kept if p.exists()}
+
+
+@pytest.fixture
+def desk(tmp_path, stub, machine):
+    return Desk(tmp_path, stub, machine)
+
+
+def states(lines):
+    """The operation and the state of each outcome."""
+    return [tuple(line.split()[1:3]) for line in lines if line.startswith("gpu1  ")]
+
+
+def plain(text):
+    """What a run's own numbers are does not matter."""
+    text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", text)
+    text = re.sub(r"\b[0-9a-f]{12}\b", "RELEASE", text)
+    text = re.sub(r"(pid|step|loss|after) [\d.,]+", r"\1 N", text)
+    return re.sub(r"[\d,]+ bytes", "N bytes", text)
+
+
+def test_a_deploy_from_nothing_reads_like_this_and_a_second_one_changes_nothing(desk):
+    first = desk.fab("deploy")
+    assert [plain(re.sub(r"; warning.*", "", line)) for line in first] == [
+        f"gpu1  probe            ok         python {sys.version.split()[0]}, 0 GPUs, no run",
+        "gpu1  sync             changed    release RELEASE: 5 files, N bytes sent",
+        "gpu1  verify           ok         deployed, not running",
+        "gpu1  verify-features  ok         6 features",
+        "gpu1  kill             unchanged  nothing ran",
+        "gpu1  launch           changed    run RUN, pid N",
+        "gpu1  await-progress   ok         step N, loss N after N s",
+        "gpu1: training, step N, loss N; fab logs -f --host gpu1",
+    ]
+    pids, files = desk.trainers(), desk.files()
+    assert len(pids) == 1
+    assert states(desk.fab("deploy")) == [
+        ("probe", "ok"),
+        ("sync", "unchanged"),
+        ("verify", "ok"),
+        ("verify-features", "ok"),
+        ("kill", "unchanged"),
+        ("launch", "unchanged"),
+        ("await-progress", "ok"),
+    ]
+    assert (desk.trainers(), desk.files()) == (pids, files)
+
+
+def test_a_changed_file_travels_alone_and_the_run_goes_on_where_it_stopped(desk):
+    desk.fab("deploy")
+    (old,) = desk.trainers()
+    loop = desk.folder / "trainer/loop.py"
+    loop.write_text(f"{loop.read_text()}\n# changed\n")
+    lines = desk.fab("deploy")
+    told = dict(zip([name for name, _ in states(lines)], lines, strict=False))
+    assert re.search(r"changed .*: 1 files?, [\d,]+ bytes sent", told["sync"])
+    stopped = int(re.search(rf"ended pid {old} at step ([\d,]+)", told["kill"])[1].replace(",", ""))
+    resumed = int(re.search(r"step ([\d,]+), loss", told["await-progress"])[1].replace(",", ""))
+    assert resumed > stopped
+    assert desk.trainers() != [old]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sync",),
+        ("launch",),
+        ("verify",),
+        ("verify-features",),
+        ("health",),
+        ("status",),
+        ("kill",),
+    ],
+    ids=lambda words: words[0],
+)
+def test_each_task_a_second_time_changes_nothing(desk, words):
+    desk.fab("deploy")
+    desk.fab(*words)
+    pids, files = desk.trainers(), desk.files()
+    again = desk.fab(*words)
+    assert not {state for _, state in states(again)} & {"changed", "FAILED", "would"}
+    assert (desk.trainers(), desk.files()) == (pids, files)
+
+
+def test_restart_makes_a_new_run_and_the_same_invocation_makes_no_second(desk):
+    desk.fab("deploy")
+    (old,) = desk.trainers()
+    desk.fab("restart", "--run-id", "mine")
+    (new,) = desk.trainers()
+    assert new != old
+    assert ("launch", "unchanged") in states(desk.fab("restart", "--run-id", "mine"))
+    assert desk.trainers() == [new]
+
+
+def test_a_dry_run_tells_the_plan_and_touches_nothing(desk):
+    desk.fab("deploy")
+    before = desk.trainers(), desk.files()
+    loop = desk.folder / "trainer/loop.py"
+    loop.write_text(f"{loop.read_text()}\n# changed\n")
+    for words in (["deploy", "--dry-run"], ["-R", "deploy"]):
+        lines = desk.fab(*words)
+        assert lines[0].startswith("plan: probe, sync, verify, verify-features, kill, launch")
+        assert ("sync", "would") in states(lines)
+        assert ("kill", "would") in states(lines)
+        assert ("launch", "would") in states(lines)
+        assert lines[-1] == "dry run: nothing was changed"
+    assert (desk.trainers(), desk.files()) == before
+
+
+def test_json_is_one_object_a_line_with_the_summary_last(desk):
+    *outcomes, summary = desk.objects("deploy")
+    assert [each["operation"] for each in outcomes][-1] == "await-progress"
+    assert {each["kind"] for each in outcomes} == {"outcome"}
+    assert outcomes[-1]["facts"]["step"] >= 1
+    assert summary == {"kind": "summary", "task": "deploy", "exit_code": 0, "dry": False}
+    status, _ = desk.objects("status")
+    assert (status["host"], status["state"], status["error"]) == ("gpu1", "training", None)
+    log, *_ = desk.objects("logs", "-n", "1")
+    assert (log["kind"], log["run_id"]) == ("log", status["run_id"])
+
+
+def test_exit_2_when_the_root_is_not_ours(desk):
+    desk.fab("deploy")
+    path = desk.machine.home / "fab/machine.json"
+    path.chmod(0o600)
+    path.write_text(json.dumps({**json.loads(path.read_text()), "machine_id": "another"}))
+    desk.fab("kill", exits=2)
+    assert len(desk.trainers()) == 1
+
+
+def test_exit_3_says_how_to_start_a_host_that_is_down(desk):
+    desk.hosts["gpu1"]["port"] = 1
+    desk.write()
+    lines = desk.fab("status", exits=3)
+    assert lines[1].split()[:2] == ["gpu1", "no"]
+    assert re.search("gpu1: not reachable: .*start the lab", desk.err)
+
+
+def test_exit_4_stops_nothing(desk):
+    desk.fab("verify", exits=4)
+    desk.fab("deploy")
+    pids = desk.trainers()
+    desk.write(env={"STUB_FAILING": "exact-resume"}, features=["exact-resume"])
+    lines = desk.fab("deploy", exits=4)
+    assert ("verify-features", "FAILED") in states(lines)
+    assert "exact-resume" in "\n".join(lines)
+    assert "kill, launch, await-progress were not done" in desk.err
+    assert desk.trainers() == pids
+
+
+def test_exit_5_while_somebody_else_may_change_the_host(desk, door):
+    door(desk.machine.host()).ask(
+        "lease_acquire",
+        {"root": "~/fab", "seconds": 60, "why": "fab deploy"},
+        deadline=20,
+        by={"who": "alice", "host": "her desk", "why": "fab deploy"},
+    )
+    (line,) = desk.fab("kill", exits=5)
+    assert "alice" in line
+    assert "alice on her desk: `fab deploy`" in desk.fab("lease")[0]
+
+
+def test_exit_7_when_another_run_is_alive(desk):
+    desk.fab("deploy")
+    desk.write(chatter=1)
+    assert ("launch", "FAILED") in states(desk.fab("launch", exits=7))
+    assert len(desk.trainers()) == 1
+
+
+def test_exit_9_for_different_failures_and_each_host_is_told(desk):
+    desk.hosts["gpu2"] = desk.host(port=1)
+    desk.write()
+    lines = desk.fab("-H", "gpu1,gpu2", "verify", exits=9)
+    assert [(line.split()[0], line.split()[2]) for line in lines] == [
+        ("gpu1", "FAILED"),
+        ("gpu2", "FAILED"),
+    ]
+
+
+def test_exit_10_tells_the_last_words_of_a_run_that_makes_no_step(desk):
+    desk.write(exit_before_first_step=True)
+    lines = desk.fab("deploy", exits=10)
+    assert ("await-progress", "FAILED") in states(lines)
+    assert any(line.startswith("    | ") for line in lines)
+
+
+def test_exit_11_when_the_run_is_not_well_and_its_last_words_are_told(desk):
+    assert "no run" in desk.fab("health", exits=11)[0]
+    desk.write(crash_at=3)
+    desk.fab("deploy")
+    until(lambda: not desk.trainers(), what="the crash")
+    lines = desk.fab("health", exits=11)
+    assert "crashed" in lines[0]
+    assert any("Traceback" in line for line in lines)
+    told = desk.fab("status")
+    assert told[1].split()[:2] == ["gpu1", "crashed"]
+    assert any("Traceback" in line for line in told)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_exit_12_gives_the_lease_back_and_tells_what_was_under_way(desk, number):
+    desk.write(hang_before_first_step=True)
+    given = desk.command("deploy")
+    with subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        for line in running.stdout:
+            if "launch" in line:
+                break
+        until(desk.trainers, what="the trainer")
+        running.send_signal(number)
+        _, err = running.communicate(timeout=30)
+    assert running.returncode == 12, err
+    assert "interrupted: await_progress on gpu1 under way" in err
+    assert "Traceback" not in err
+    assert "nobody holds it" in desk.fab("lease")[0]
+
+
+def test_many_hosts_are_one_plan_with_a_barrier_and_one_connection_each(desk, lab):
+    second = lab.start("gpu2")
+    try:
+        desk.hosts["gpu2"] = desk.host(port=second.port, root="~/fab")
+        desk.write()
+        before = desk.machine.log().count("Accepted publickey")
+        lines = desk.fab("-H", "gpu1,gpu2", "deploy")
+        order = [line.split()[1] for line in lines if re.match("gpu[12] ", line)]
+        assert order == [name for name in order[::2] for _ in range(2)]
+        assert lines[-1] == "2 hosts: 2 changed"
+        assert desk.machine.log().count("Accepted publickey") == before + 1
+        assert [line.split()[0] for line in desk.fab("-H", "gpu1,gpu2", "logs", "-n", "1")] == [
+            "gpu1",
+            "gpu2",
+        ]
+        desk.fab("kill", "--host", "gpu?")
+        assert second.processes() == []
+    finally:
+        second.close()
+
+
+def test_logs_follow_over_lost_connections_without_losing_or_repeating_a_line(desk):
+    desk.write(steps=400)
+    desk.fab("deploy")
+    given = desk.command("logs", "-f", "--lines", "5")
+    lost = []
+    with subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        got = []
+        for line in following.stdout:
+            got.append(line)
+            if len(got) % 60 == 20 and len(lost) < 4:
+                lost.append(len(got))
+                desk.machine.kill_sessions()
+        err = following.stderr.read()
+    assert following.returncode == 0, err
+    assert len(lost) == 4
+    assert "has ended" in err
+    log = (desk.machine.home / "fab/runs/latest/train.log").read_text().splitlines(keepends=True)
+    assert got == log[log.index(got[0]) :]
+    assert len(got) > 200
+
+
+def test_following_ends_when_nobody_reads_on(desk):
+    desk.fab("deploy")
+    given = desk.command("logs", "-f")
+    with subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout.readline()
+        following.stdout.close()
+        assert following.wait(30) == 0
+        assert following.stderr.read() == ""
+
+
+def test_a_terminal_gets_colour_and_progress_in_place(desk):
+    leader, follower = pty.openpty()
+    given = {**desk.command("deploy"), "stdout": follower, "stderr": follower, "stdin": follower}
+    given["env"] = {**given["env"], "CI": "", "TERM": "xterm", "COLUMNS": "80"}
+    del given["text"]
+    said = b""
+    with subprocess.Popen(**given) as running:
+        os.close(follower)
+        while True:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:  # Linux's end of file of a terminal
+                break
+            said += chunk
+    os.close(leader)
+    assert running.returncode == 0
+    assert b"\x1b[33mchanged" in said
+    assert b"\r\x1b[K" in said
+    shown = re.sub(rb"\x1b\[[\d;]*[mK]", b"", said).decode()
+    assert max(len(line.split("\r")[-1]) for line in shown.split("\r\n")) <= 80
