@@ -47,7 +47,10 @@ HOST = (
 )
 DRY_RUN = "ask the hosts and print what would change; change nothing (so does fab -R)"
 JSON = "print one JSON object a line on stdout, and nothing else there"
-RUN_ID = "name the new run yourself; repeated with the same id, this makes no second run"
+RUN_ID = (
+    "id of the new run, such as 20261130-185839-ab12; repeated with the same one, this makes no "
+    "second run"
+)
 TRAINER = "folder of the trainer to use instead of this checkout's trainer/"
 
 
@@ -195,14 +198,15 @@ def _carry_out(plan: Sequence[Operation], words: Words, face: Face) -> int:
         face.say(report.plan_line(operations, names))
 
     def on_outcome(outcome: Outcome) -> None:
-        face.say(report.outcome_line(outcome, face.paper, **columns))
+        if outcome.state != "skipped":  # the last line names what was not done
+            face.say(report.outcome_line(outcome, face.paper, **columns))
         face.tell("outcome", report.outcome_object(outcome))
 
     outcomes = _on_all(plan, hosts, run, face, on_outcome)
     code = report.exit_code(outcomes)
     last = report.last_line(outcomes, names, dry=words.dry)
     if code:
-        face.note(f"fab {words.task}: exit {code}; {report.summary(outcomes, names)}")
+        face.note(f"fab {words.task}: exit {code}; {report.failure(outcomes, names)}")
     elif last:
         face.say(last)
     return code
@@ -260,9 +264,9 @@ def _hosts(words: Words) -> tuple[Host, ...]:
 def _run(words: Words, plan: Sequence[Operation]) -> Run:
     from tasks import operations, release  # noqa: PLC0415  # see _on_all
 
-    if words.run_id and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", words.run_id):
-        what = f"is {visible(words.run_id)}"
-        raise ConfigError("--run-id", what, "give letters, digits, `.`, `_`, `-`; 64 at most")
+    if words.run_id and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", words.run_id):
+        what, form = f"is {visible(words.run_id)}", "YYYYMMDD-HHMMSS-xxxx"
+        raise ConfigError("a run's id", what, f"its form is {form}, such as 20261130-185839-ab12")
     folder = Path(words.trainer) if words.trainer else PROJECT / "trainer"
     if folder.resolve().name != "trainer":
         raise ConfigError("--trainer", f"is {folder}", "name a folder called `trainer`")
@@ -293,6 +297,6 @@ def _on_all(
     from tasks.link import Link  # noqa: PLC0415
 
     def links(host: Host) -> Link:
-        return Link(host, notify=face.note)
+        return Link(host, notify=face.note, progress=face.progress)
 
     return fleet.carry_out(plan, hosts, run, links=links, on_outcome=on_outcome)

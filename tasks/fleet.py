@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from tasks import operations
-from tasks.errors import DeployError, Interrupted, ResultLost
+from tasks.errors import DeployError, Interrupted, RemoteRefusal, ResultLost
 from tasks.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -102,6 +102,7 @@ class _Hand:
         self.doing = ""
         self._run, self._clock = run, clock
         self._failed = ""
+        self._would_change = False
 
     def do(self, operation: Operation) -> Outcome:
         name = operation.__name__
@@ -113,6 +114,10 @@ class _Hand:
                 self._take_lease()
             effect = operation(self.host, self._run, self.link)
         except DeployError as error:
+            if isinstance(error, RemoteRefusal) and self._would_change:
+                # Refused as the host is now, before what a dry run only told of.
+                detail = f"once the above is done; as it is now: {error.what}"
+                return self._outcome(name, "would change", detail, facts=error.facts)
             self._failed = name
             if isinstance(error, ResultLost | Interrupted):
                 error.after = self._read_again()
@@ -154,6 +159,7 @@ class _Hand:
 
     def _state(self, operation: Operation, effect: Effect) -> State:
         if effect.changed:
+            self._would_change = self._run.dry
             return "would change" if self._run.dry else "changed"
         return "unchanged" if operations.changing(operation) else "ok"
 

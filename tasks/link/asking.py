@@ -41,10 +41,13 @@ class Link:
         host: Host,
         *,
         notify: Callable[[str], None],
+        progress: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.host, self.notify = host, notify
+        self.progress = progress or notify
+        """Told what is under way, where the next word takes the place of the last."""
         self._clock, self._sleep = clock, sleep
         self._hops: tuple[Hop, ...] | None = None
         self._call: Call | None = None

@@ -41,8 +41,10 @@ def sync(host: Host, run: Run, link: Link) -> Effect:
     name = release.digest[:12]
     if not reply.get("changed"):
         return Effect(changed=False, detail=f"release {name} is there", facts=reply)
-    sent = f"{reply.get('sent_files', 0)} files, {reply.get('sent_bytes', 0):,} bytes sent"
-    return Effect(changed=True, detail=f"release {name}: {sent}" + listed(reply), facts=reply)
+    count = reply.get("sent_files", 0)
+    files = f"{count} file{'' if count == 1 else 's'}, {reply.get('sent_bytes', 0):,} bytes"
+    detail = f"release {name}: {files} {'to send' if run.dry else 'sent'}" + listed(reply)
+    return Effect(changed=True, detail=detail, facts=reply)
 
 
 def verify(host: Host, run: Run, link: Link) -> Effect:

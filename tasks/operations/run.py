@@ -72,29 +72,21 @@ def launch(host: Host, run: Run, link: Link) -> Effect:
         RemoteFailure: the interpreter cannot be started; the message holds the reason.
     """
     spec, pair = launch_spec(host), _pair(host, run)
-    reply = link.ask(
-        "launch",
-        {
-            "root": host.root,
-            "run_id": run.id,
-            "digest": run.shipped().digest,
-            "spec_digest": spec_digest(spec),
-            "spec": spec,
-            "secrets": {},
-            "accept_pair": pair is not None,
-            "dry": run.dry,
-        },
-        deadline=60,
-        lease=run.lease,
-        by=run.by.words(),
-    )
+    arguments = {
+        "root": host.root,
+        "run_id": run.id,
+        "digest": run.shipped().digest,
+        "spec_digest": spec_digest(spec),
+        "spec": spec,
+        "secrets": {},
+        "accept_pair": pair is not None,
+        "dry": run.dry,
+    }
+    reply = link.ask("launch", arguments, deadline=60, lease=run.lease, by=run.by.words())
     name = f"run {reply.get('run_id')}"
     if not reply.get("changed"):
-        return Effect(
-            changed=False,
-            detail=f"{name} is there, pid {reply.get('pid')}" + listed(reply),
-            facts=reply,
-        )
+        there = f"{name} is there, {reply.get('state')}"
+        return Effect(changed=False, detail=there + listed(reply), facts=reply)
     done = f"would start {name}" if run.dry else f"{name}, pid {reply.get('pid')}"
     return Effect(changed=True, detail=done + listed(reply), facts=reply)
 
@@ -117,7 +109,7 @@ def await_progress(host: Host, run: Run, link: Link) -> Effect:
         phase = str(frame.get("phase") or "")
         if phase and phase != told:
             told = phase
-            link.notify(f"{host.name}: {phase}")
+            link.progress(f"{host.name}: {phase}")
 
     reply = link.ask(
         "await_progress",
@@ -166,6 +158,6 @@ def _said(reply: Mapping[str, Any]) -> str:
     if reply.get("step") is not None:
         total = f" of {reply['steps']:,}" if reply.get("steps") else ""
         parts.append(f"step {reply['step']:,}{total}")
-    if reply.get("detail"):
+    if reply.get("detail") not in {None, "", f"step {reply.get('step')}"}:
         parts.append(str(reply["detail"]))
     return ", ".join(parts)

@@ -3,6 +3,7 @@
 from tasks.report.lines import (
     Paper,
     exit_code,
+    failure,
     folded,
     last_line,
     manual,
@@ -18,6 +19,7 @@ __all__ = [
     "Paper",
     "error_object",
     "exit_code",
+    "failure",
     "folded",
     "last_line",
     "last_words",

@@ -132,6 +132,16 @@ def last_line(outcomes: Sequence[Outcome], hosts: Sequence[str], *, dry: bool) -
     return None
 
 
+def failure(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str:
+    """Write what a failed plan leaves undone: `gpu-1: verify failed; not done: kill, launch`."""
+    if len(hosts) > 1:
+        return summary(outcomes, hosts)
+    failed = [operation_name(each.operation) for each in outcomes if each.state == "FAILED"]
+    undone = [operation_name(each.operation) for each in outcomes if each.state == "skipped"]
+    told = f"; not done: {', '.join(undone)}" if undone else ""
+    return f"{hosts[0]}: {', '.join(failed)} failed{told}"
+
+
 def manual(pages: Sequence[tuple[str, Sequence[tuple[str, str | None]]]], paper: Paper) -> str:
     """Write the first page: headings, each with its tasks and the first line of their help."""
     width = max(len(name) for _, tasks in pages for name, _ in tasks)

@@ -103,7 +103,7 @@ def plain(text):
     """What a run's own numbers are does not matter."""
     text = re.sub(r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN", text)
     text = re.sub(r"\b[0-9a-f]{12}\b", "RELEASE", text)
-    text = re.sub(r"(pid|step|loss|after) [\d.,]+", r"\1 N", text)
+    text = re.sub(r"(pid|step|loss|after) [\d.,]*\d", r"\1 N", text)
     return re.sub(r"[\d,]+ bytes", "N bytes", text)
 
 
@@ -141,9 +141,9 @@ def test_a_changed_file_travels_alone_and_the_run_goes_on_where_it_stopped(desk)
     lines = desk.fab("deploy")
     told = dict(zip([name for name, _ in states(lines)], lines, strict=False))
     assert re.search(r"changed .*: 1 files?, [\d,]+ bytes sent", told["sync"])
-    stopped = int(re.search(rf"ended pid {old} at step ([\d,]+)", told["kill"])[1].replace(",", ""))
-    resumed = int(re.search(r"step ([\d,]+), loss", told["await-progress"])[1].replace(",", ""))
-    assert resumed > stopped
+    (stopped,) = re.findall(r"ended pid \d+ at step (\d+)", told["kill"])
+    (resumed,) = re.findall(r"step (\d+), loss", told["await-progress"])
+    assert int(resumed) > int(stopped)
     assert desk.trainers() != [old]
 
 
@@ -172,10 +172,11 @@ def test_each_task_a_second_time_changes_nothing(desk, words):
 def test_restart_makes_a_new_run_and_the_same_invocation_makes_no_second(desk):
     desk.fab("deploy")
     (old,) = desk.trainers()
-    desk.fab("restart", "--run-id", "mine")
+    mine = "20261130-185839-ab12"
+    desk.fab("restart", "--run-id", mine)
     (new,) = desk.trainers()
     assert new != old
-    assert ("launch", "unchanged") in states(desk.fab("restart", "--run-id", "mine"))
+    assert ("launch", "unchanged") in states(desk.fab("restart", "--run-id", mine))
     assert desk.trainers() == [new]
 
 
@@ -231,7 +232,9 @@ def test_exit_4_stops_nothing(desk):
     lines = desk.fab("deploy", exits=4)
     assert ("verify-features", "FAILED") in states(lines)
     assert "exact-resume" in "\n".join(lines)
-    assert "kill, launch, await-progress were not done" in desk.err
+    assert desk.err == (
+        "fab deploy: exit 4; gpu1: verify-features failed; not done: kill, launch, await-progress\n"
+    )
     assert desk.trainers() == pids
 
 
@@ -273,15 +276,15 @@ def test_exit_10_tells_the_last_words_of_a_run_that_makes_no_step(desk):
 
 def test_exit_11_when_the_run_is_not_well_and_its_last_words_are_told(desk):
     assert "no run" in desk.fab("health", exits=11)[0]
-    desk.write(crash_at=3)
+    desk.write(crash_at=100)
     desk.fab("deploy")
-    until(lambda: not desk.trainers(), what="the crash")
+    until(lambda: not desk.trainers(), 20, what="the crash")
     lines = desk.fab("health", exits=11)
     assert "crashed" in lines[0]
-    assert any("Traceback" in line for line in lines)
+    assert re.match(r"    \| \w*Error", lines[-1])
     told = desk.fab("status")
     assert told[1].split()[:2] == ["gpu1", "crashed"]
-    assert any("Traceback" in line for line in told)
+    assert told[-2] == lines[-1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

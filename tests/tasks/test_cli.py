@@ -55,7 +55,7 @@ REFUSED = [
         "--host: no host named gpu9; hosts.yaml has gpu1, gpu2, default",
     ),
     (["-H", "gpu1,gpu9", "verify"], "--host: no host named gpu9"),
-    (["launch", "--run-id", "a b"], "--run-id: is a b; give letters, digits"),
+    (["launch", "--run-id", "mine"], "a run's id: is mine; its form is YYYYMMDD-HHMMSS-xxxx"),
     (["deploy", "--trainer", "tasks"], "--trainer: is tasks; name a folder called `trainer`"),
     (["logs", "--lines", "many"], "--lines: is many; give a number"),
     (["status", "-H", "gpu1", "--", "uptime"], "use `ssh HOST COMMAND`"),
