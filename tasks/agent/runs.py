@@ -10,7 +10,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from . import logfile, processes
 from .desk import Desk, want
 from .machine import boot_id, boottime
-from .processes import Identity
+from .processes import Identity, Stat
 from .root import RUN_ID, Root, read_json, root_of
 
 LIVING = ("starting", "training", "training, unsupervised", "stalled")
@@ -61,16 +61,19 @@ class Run:
             session if type(session) is int and session > 1 else None,
         )
 
-    def tagged(self) -> List[int]:
-        """Living processes that carry this run's id and folder in their environment."""
-        return [
-            pid
-            for pid, variables in processes.tagged(
-                processes.everything(), b"TRAINER_RUN_ID"
-            ).items()
-            if variables[b"TRAINER_RUN_ID"] == self.run_id.encode()
-            and variables.get(b"TRAINER_RUN_DIR", b"") == self.path.encode()
-        ]
+    def tagged(self, stats: Dict[int, Stat]) -> List[int]:
+        """Living processes that carry this run's folder in their environment."""
+        found = processes.tagged(stats, b"TRAINER_RUN_DIR").items()
+        return [pid for pid, names in found if names[b"TRAINER_RUN_DIR"] == self.path.encode()]
+
+    def left_over(self) -> List[int]:
+        """What lives of a run whose trainer is gone: tagged ones, and the keeper's descendants."""
+        stats = processes.everything()
+        keeper = self.identities().keeper
+        found = set(self.tagged(stats))
+        if keeper is not None and keeper.alive():
+            found.update(processes.descendants(stats, [keeper.pid]))
+        return sorted(pid for pid in found if not stats[pid].gone)
 
 
 class Processes(NamedTuple):
@@ -106,17 +109,17 @@ def living(root: Root) -> List[Run]:
     runs = {run_id: Run(root, run_id) for run_id in names(root)}
     found = set()
     for run_id, run in runs.items():
-        trainer = None if run.exit else run.identities().trainer
-        if trainer is not None and trainer.alive():
+        keeper, trainer, _session = run.identities()
+        kept = keeper is not None and keeper.alive()
+        # A keeper outlives its trainer while children are left, which may have lost the tag.
+        if (trainer is not None and trainer.alive()) or (kept and run.left_over()):
             found.add(run_id)
     prefix = root.runs.encode() + b"/"
     for variables in processes.tagged(processes.everything(), b"TRAINER_RUN_DIR").values():
         folder = variables[b"TRAINER_RUN_DIR"]
         if folder.startswith(prefix):
-            run_id = folder[len(prefix) :].decode("ascii", "replace")
-            if run_id in runs:
-                found.add(run_id)
-    return [runs[run_id] for run_id in sorted(found)]
+            found.add(folder[len(prefix) :].decode("ascii", "replace"))
+    return [runs[run_id] for run_id in sorted(found & set(runs))]
 
 
 def number(value: object) -> Optional[float]:
@@ -171,15 +174,15 @@ def _state(run: Run) -> Any:
     for _ in range(50):
         keeper, trainer, _session = run.identities()
         if run.exit:
-            return (*_ended(run), run.tagged())
+            return (*_ended(run), run.left_over())
         if trainer is not None and trainer.alive():
             return (*_alive(run, supervised=keeper is not None and keeper.alive()), [])
         if keeper is None or not keeper.alive():
             break
         time.sleep(0.02)  # the keeper is about to write down how it ended
     if run.exit:  # written between the two looks
-        return (*_ended(run), run.tagged())
-    strays = run.tagged()
+        return (*_ended(run), run.left_over())
+    strays = run.left_over()
     if trainer is None and strays:
         state, detail = _alive(run, supervised=False)
         return (

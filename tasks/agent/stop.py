@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Set
 
 from . import gpus, history, processes, runs
 from .desk import Desk, Refused, want
 from .lease import changing
-from .machine import boot_id
 from .outputs import newest, pin
-from .processes import Identity, Stat
+from .processes import Identity
 from .root import Root
+from .union import Union
 
 LOOK_S = 0.03
 ORPHANS_S = 2.0
@@ -21,59 +21,6 @@ ORPHANS_S = 2.0
 TERM_S = 5.0
 KILL_S = 15.0
 """SIGKILL takes effect in milliseconds, but a driver may first give back 140 GB."""
-
-
-class Union:
-    """Every process of a run: the keeper's tree, its session, and who carries the run's id.
-
-    Each alone misses some: one that made its own session, one that overwrote its environment,
-    one whose parents died after the keeper. Whoever was seen once stays known.
-    """
-
-    def __init__(self, run: runs.Run) -> None:
-        self._run = run
-        self.keeper, self.leader, self._session = run.identities()
-        self._known: Dict[Tuple[int, int], Identity] = {}
-        self._spared = self._ancestors()
-
-    @staticmethod
-    def _ancestors() -> Set[int]:
-        # Ourselves and the way up to PID 1: a person may deploy from a shell inside a run.
-        stats = processes.everything()
-        found, pid = {0, 1}, os.getpid()
-        while pid in stats and pid not in found:
-            found.add(pid)
-            pid = stats[pid].parent
-        return found
-
-    def look(self) -> List[Identity]:
-        """The living ones, without the keeper, which ends by itself after them."""
-        stats = processes.everything()
-        roots = [
-            who.pid for who in (self.keeper, self.leader) if who and self._is_there(stats, who)
-        ]
-        roots += [who.pid for who in self._known.values() if self._is_there(stats, who)]
-        found = set(processes.descendants(stats, roots)) | set(roots)
-        # A session's number means this session only while one of its recorded members is there.
-        if self._session is not None and roots:
-            found |= {pid for pid, stat in stats.items() if stat.session == self._session}
-        found |= set(self._tagged(stats))
-        for pid in found - self._spared:
-            who = Identity(pid, stats[pid].start, boot_id())
-            if who != self.keeper:
-                self._known[pid, who.start] = who
-        self._known = {key: who for key, who in self._known.items() if self._is_there(stats, who)}
-        return [who for who in self._known.values() if not stats[who.pid].gone]
-
-    @staticmethod
-    def _is_there(stats: Dict[int, Stat], who: Identity) -> bool:
-        found = stats.get(who.pid)
-        return found is not None and found.start == who.start and who.boot == boot_id()
-
-    def _tagged(self, stats: Dict[int, Stat]) -> List[int]:
-        folder = self._run.path.encode()
-        tagged = processes.tagged(stats, b"TRAINER_RUN_DIR")
-        return [pid for pid, found in tagged.items() if found[b"TRAINER_RUN_DIR"] == folder]
 
 
 def kill(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -188,8 +135,12 @@ class _Stop:
         if stat is not None and stat.state in "Tt":
             self._send(leader, signal.SIGCONT, "leader, which was stopped")
         end = time.monotonic() + self._grace
+        looked = 0.0
         while leader.alive() and time.monotonic() < end:
-            self._union.look()
+            # Its children are learnt while it lives; not at each look, on hosts with thousands.
+            if time.monotonic() - looked > 0.5:
+                looked = time.monotonic()
+                self._union.look()
             self._desk.pause(LOOK_S)
         end = time.monotonic() + min(ORPHANS_S, self._grace)
         while not leader.alive() and self._union.look() and time.monotonic() < end:

@@ -125,6 +125,10 @@ OUTSIDE = (
     errno.EPERM,
     errno.EIO,
     errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.ESTALE,
 )
 """What the operating system refuses for reasons that lie on the host, not in our code."""
 LONGEST_REQUEST = 64 * 1024 * 1024

@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from . import children, gpus, outputs, probe, releases, runs
+from . import children, gpus, outputs, probe, processes, releases, runs
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import Root, expand, root_of
@@ -146,7 +146,8 @@ def _ports(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
     found = probe.port(int(text))
     if found["free"]:
         return []
-    ours = {pid for run in runs.living(root) for pid in run.tagged()}
+    stats = processes.everything()
+    ours = {pid for run in runs.living(root) for pid in run.tagged(stats)}
     if found.get("pid") in ours:
         return []  # the run that this one will replace
     warnings.append(f"port {text}: taken")

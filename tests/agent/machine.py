@@ -8,6 +8,7 @@ import operator
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -144,8 +145,8 @@ class Call:
 class Machine:
     """A root on this machine, its desk, and the stub as a release."""
 
-    def __init__(self, folder: Path, *, prefix=()):
-        self.folder, self.prefix, self.calls = folder, prefix, []
+    def __init__(self, folder: Path, *, prefix=(), template=None):
+        self.folder, self.prefix, self.template, self.calls = folder, prefix, template, []
         self.home = folder / "home"
         self.root = folder / "home" / "fab"
         self.output = folder / "home" / "checkpoints"
@@ -199,16 +200,20 @@ class Machine:
 
     def lease(self):
         self.token = secrets.token_hex(16)
-        return self.ask("lease_acquire", seconds=600, why="tests", token=self.token)
+        return self.ask("lease_acquire", seconds=7200, why="tests", token=self.token)
 
     def sync(self, **more):
         digest, entries, blobs = self.manifest()
         return self.ask("sync", manifest=entries, digest=digest, blobs=blobs, **more)
 
     def deploy(self):
-        """Lease and sync; the digest."""
-        self.lease()
-        return self.sync()["digest"]
+        """Lease and sync, or a copy of a root where that was done; the digest."""
+        if self.template is None:
+            self.lease()
+            return self.sync()["digest"]
+        shutil.copytree(self.template.root, self.root, symlinks=True)
+        self.token = self.template.token
+        return self.manifest()[0]
 
     def spec(self, *flags, **more):
         words = [sys.executable, "-m", "trainer", "train", "--output-dir", str(self.output)]
@@ -265,7 +270,7 @@ class Machine:
         for path in self.root.glob("runs/*/process.json"):
             try:
                 sessions.add(json.loads(path.read_text())["session"])
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
         found = set()
         for name in map(operator.attrgetter("name"), Path("/proc").iterdir()):
