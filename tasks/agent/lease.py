@@ -163,8 +163,9 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     lease = present(root)
     if lease is not None and lease["token"] != token:
         raise _held(lease)  # at once: its holder may keep the lock for a whole grace period
-    root.claim()
+    os.makedirs(root.path, exist_ok=True)
     with locked(desk, root):
+        root.claim()
         lease = present(root)
         if lease is not None and lease["token"] != token:
             raise _held(lease)

@@ -88,10 +88,9 @@ class Root:
         return True
 
     def claim(self) -> None:
-        """Make the root and say whose it is. Raises Refused, not-ours."""
+        """Say whose the root is. Only under the lock. Raises Refused, not-ours."""
         if self.check_owner():
             return
-        os.makedirs(self.path, exist_ok=True)
         # With a link, not a rename: of two machines that claim a shared folder one must lose.
         mine = {"machine_id": machine_id(), "uid": os.getuid(), "host": host_name()}
         beside = os.path.join(self.path, f"{TEMPORARY}machine-{os.getpid()}")

@@ -52,7 +52,7 @@ class BugError(Exception):
 class Call:
     """One verb under way."""
 
-    def __init__(self, request, *, home, prefix=(), text=None, env=None):
+    def __init__(self, request, *, home, prefix=(), text=None):
         self.nonce = request["nonce"].encode() if request else b""
         self.frames, self.noise, self._held = [], b"", b""
         self.status, self.stderr = None, b""
@@ -61,7 +61,6 @@ class Call:
             "PATH": os.environ["PATH"],
             "USER": os.environ.get("USER", "root"),
             "FAB_TEST_SESSION": os.environ.get("FAB_TEST_SESSION", ""),
-            **(env or {}),
         }
         self.process = subprocess.Popen(
             [*prefix, "sh", "-c", BOOT.format(python=sys.executable)],
@@ -182,7 +181,7 @@ class Machine:
         with (self.source / "trainer" / "loop.py").open("a") as file:
             file.write(text)
 
-    def start(self, verb, *, deadline=15, env=None, **arguments):
+    def start(self, verb, *, deadline=15, **arguments):
         request = {
             "verb": verb,
             "arguments": {"root": str(self.root), **arguments},
@@ -191,12 +190,12 @@ class Machine:
             "lease": self.token,
             "by": {"who": "tester", "host": "desk", "why": "a test"},
         }
-        call = Call(request, home=self.home, prefix=self.prefix, env=env)
+        call = Call(request, home=self.home, prefix=self.prefix)
         self.calls.append(call)
         return call
 
-    def ask(self, verb, *, deadline=15, blobs=None, env=None, **arguments):
-        return self.start(verb, deadline=deadline, env=env, **arguments).result(blobs)
+    def ask(self, verb, *, deadline=15, blobs=None, **arguments):
+        return self.start(verb, deadline=deadline, **arguments).result(blobs)
 
     def lease(self):
         self.token = secrets.token_hex(16)
