@@ -78,9 +78,7 @@ def door(notes):
 @pytest.fixture
 def stub(tmp_path):
     """A copy of the stub trainer that a test may change."""
-    return shutil.copytree(
-        STUB, tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    return shutil.copytree(STUB, tmp_path / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
 
 
 @pytest.fixture

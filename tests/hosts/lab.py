@@ -25,6 +25,7 @@ import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -169,10 +170,8 @@ class Machine:
 
     def inside(self, argv: list[str], **options) -> subprocess.CompletedProcess[str]:
         """Run argv on the host without ssh: the test's own view of it."""
-        return subprocess.run(
-            [*self._enter(), *argv],
-            **{"capture_output": True, "text": True, "timeout": 20, "env": self.env, **options},
-        )
+        usual = {"capture_output": True, "text": True, "timeout": 20, "env": self.env}
+        return subprocess.run([*self._enter(), *argv], check=False, **{**usual, **options})
 
     def start(self, argv: list[str], **options) -> subprocess.Popen[bytes]:
         """Start argv on the host, as something that was there before the desk came."""
@@ -214,6 +213,10 @@ class Machine:
         return [p for p in self._all() if p.name.startswith("sshd") and p.pid != listener]
 
     def _all(self) -> list[Process]:
+        if self.mode == "pidns":
+            # Not by descent: what the test itself started there has a parent outside.
+            space = _space(self.first())
+            return [p for p in everyone() if _space(p.pid) == space]
         found = {p.pid: p for p in everyone()}
         ours = {self.first()}
         grown = True
@@ -221,8 +224,8 @@ class Machine:
             more = {pid for pid, p in found.items() if p.parent in ours} - ours
             grown = bool(more)
             ours |= more
-        if self.mode == "shared":  # what was re-parented there left the tree
-            ours |= {pid for pid, p in found.items() if p.carries(f"={self.home}\0")}
+        # What was re-parented left the tree.
+        ours |= {pid for pid, p in found.items() if p.carries(f"={self.home}\0")}
         return [found[pid] for pid in ours if pid in found and pid != os.getpid()]
 
     def _house(self) -> set[int]:
@@ -284,6 +287,14 @@ class Machine:
         self.process.kill()  # unshare's --kill-child takes PID 1 along, and that all the others
         self.process.wait()
         self.process = None
+
+
+def _space(pid: int) -> str:
+    """Name the PID namespace of a process, "" when it is gone."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:
+        return ""
 
 
 def _empty(folder: Path) -> None:
@@ -398,7 +409,7 @@ class Lab:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - async-signal-safe enough: one prctl
                 start_new_session=True,
             )
 
@@ -456,7 +467,7 @@ class Relay:
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
-    def __enter__(self) -> Relay:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -29,7 +29,7 @@ def is_absent(reply) -> bool:
 
 
 @pytest.fixture
-def say(notes):
+def say():
     """`say(host, source)`: what the desk makes of a host whose program is `source`."""
     calls = []
 
@@ -145,14 +145,14 @@ def test_a_locked_key_says_ssh_add(lab, machine, door):
     locked = lab.new_key("locked")
     words = ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(locked)]
     subprocess.run(words, check=True, timeout=20, capture_output=True)
-    with pytest.raises(errors.LoginRefused, match="has a passphrase.*ssh-add"):
+    with pytest.raises(errors.LoginRefused, match=r"has a passphrase.*ssh-add"):
         door(machine.host(identity_file=str(locked))).ask(*HEALTH, deadline=20)
 
 
 def test_a_closed_port_is_tried_again_and_says_what_starts_the_host(machine, door, notes):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    with pytest.raises(errors.Unreachable, match="nothing listens.*start the lab") as caught:
+    with pytest.raises(errors.Unreachable, match=r"nothing listens.*start the lab") as caught:
         door(machine.host(port=port)).ask(*HEALTH, deadline=20)
     assert caught.value.exit_code == 3
     assert len(notes) == 3
@@ -371,7 +371,9 @@ def test_a_host_that_cannot_be_reached_again_is_told_as_lost(machine, door):
     with Relay(machine.port) as relay:
         link = door(machine.host(port=relay.port, host_key=machine.host_key))
         link.ask(*HEALTH, deadline=20)
-        with pytest.raises(errors.ConnectionLost, match="since then not reachable: nothing listens"):
+        with pytest.raises(
+            errors.ConnectionLost, match="since then not reachable: nothing listens"
+        ):
             ask_while_cut(relay, link, before=relay.refuse)
 
 
@@ -418,7 +420,8 @@ def test_a_stalled_path_is_noticed(machine, door, monkeypatch):
 
 def test_the_deadline_ends_both_sides_and_says_so(machine, say):
     alive = frame("P", '{"alive": true}')
-    source = f"import sys,select\nwhile not select.select([0],[],[],.2)[0] or sys.stdin.read():\n {alive.replace(chr(10), chr(10) + ' ')}\n"
+    source = "import sys,select\nwhile not select.select([0],[],[],.2)[0] or sys.stdin.read():\n "
+    source += alive.replace("\n", "\n ") + "\n"
     with pytest.raises(errors.RemoteTimeout, match="the host stopped its side"):
         say(machine.host(), source, seconds=1.0)
 
@@ -443,7 +446,7 @@ def test_a_deadline_that_the_host_ignores_says_that_too(machine, say, monkeypatc
         (f"import os;os.write(1,b'\\x02{NONCE} R 2\\n{{}}zz')", "without its end"),
         (f"import os;os.write(1,b'\\x02{NONCE} nonsense here\\n')", "no head"),
         (frame("N", '{"blobs": ["00"]}'), "files that were not offered"),
-        ("import os,time;os.close(0);os.close(1);time.sleep(60)", "closed its output"),
+        ("import os,time;[os.close(n) for n in (0, 1, 2)];time.sleep(60)", "closed its output"),
     ],
 )
 def test_an_answer_that_is_none_is_unreadable(machine, say, source, said, monkeypatch):
@@ -473,7 +476,7 @@ def test_noise_around_the_frames_is_no_answer_and_does_not_hide_one(machine, say
 
 
 def test_a_bug_there_keeps_its_traceback(machine, say):
-    with pytest.raises(errors.RemoteFailure, match="a bug.*ValueError: x") as caught:
+    with pytest.raises(errors.RemoteFailure, match=r"a bug.*ValueError: x") as caught:
         say(machine.host(), frame("T", '{"traceback": "Traceback\\n  line\\nValueError: x\\n"}'))
     assert "  line" in caught.value.facts["traceback"]
 
@@ -481,14 +484,14 @@ def test_a_bug_there_keeps_its_traceback(machine, say):
 @pytest.mark.parametrize(("code", "kind"), exchange.CLASSES.items())
 def test_each_expected_failure_has_its_class(machine, say, code, kind):
     text = f'{{"code": "{code}", "text": "~/fab: is so; do that", "data": {{"n": 1}}}}'
-    with pytest.raises(kind, match="gpu1: .*~/fab: is so; do that") as caught:
+    with pytest.raises(kind, match=r"gpu1: .*~/fab: is so; do that") as caught:
         say(machine.host(), frame("E", text))
     assert type(caught.value) is kind
     assert caught.value.facts == {"n": 1}
 
 
 def test_a_missing_interpreter_names_the_setting(machine, door):
-    with pytest.raises(errors.RemoteFailure, match="nopython9.*set `agent_python`"):
+    with pytest.raises(errors.RemoteFailure, match=r"nopython9.*set `agent_python`"):
         door(machine.host(agent_python="nopython9")).ask(*HEALTH, deadline=20)
 
 
@@ -548,8 +551,8 @@ def test_any_login_shell_and_any_noise_will_do(lab, door, name):
 
 
 def test_an_account_without_a_shell_is_told_in_its_own_words(lab, door):
-    nologin = next((p for p in ("/usr/sbin/nologin", "/sbin/nologin") if os.path.exists(p)), None)
     needs("pidns")
+    nologin = shutil.which("nologin", path="/usr/sbin:/sbin")
     there = lab.start("nologin", mode="pidns", shell=nologin)
-    with pytest.raises(errors.RemoteFailure, match="exit 1 before our program ran.*not available"):
+    with pytest.raises(errors.RemoteFailure, match=r"exit 1 before our program ran.*not available"):
         door(there.host()).ask(*HEALTH, deadline=20)
