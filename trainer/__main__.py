@@ -10,7 +10,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from trainer.errors import TrainerError
+from trainer.errors import FeatureError, TrainerError
 from trainer.stop import Stop, Stopped
 
 if TYPE_CHECKING:
@@ -98,17 +98,23 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _features(argv: Sequence[str]) -> int:
-    from trainer import features
+    from trainer import config as configs
 
-    as_json = features.read(argv)
-    report = features.report()
+    parser = configs.Parser(
+        prog="python -m trainer features", description="Run a check of everything promised here."
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")
+    as_json = parser.parse_args(list(argv)).json
+    from trainer import features, train
+
+    report = features.report(train.rehearse)
     for each in report["features"]:
         if not as_json:
             word = "ok" if each["ok"] else "FAILED"
             print(f"{each['name']:20} {word:7} {each['seconds']:.2f} s  {each['detail']}")
     if as_json:
         print(json.dumps(report))
-    return 0 if all(each["ok"] for each in report["features"]) else 4
+    return 0 if all(each["ok"] for each in report["features"]) else FeatureError.exit_code
 
 
 def _make(folder: Path) -> None:

@@ -6,22 +6,31 @@ import math
 import time
 from typing import TYPE_CHECKING
 
-from trainer.build import ACCEPTED, BLOCKS, TOKENS, MicroBatch, Run, Say, build
+import torch
+
+from trainer.build import assembled, build
+from trainer.build.resuming import resumed
+from trainer.build.run import ACCEPTED, BLOCKS, TOKENS
 from trainer.errors import InputError
 from trainer.record import metrics
 from trainer.record.metrics import Metrics
 from trainer.record.status import Status, Step, folder_of, release_digest
+from trainer.stop import Stop
 from trainer.update.gradients import DENOMINATOR, NUMERATOR, STOP
 from trainer.update.optimizer import cosine_rate
-from trainer.world import join
+from trainer.world import ALONE, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from trainer.build import Say
+    from trainer.build.run import MicroBatch, Run
     from trainer.config import TrainConfig
+    from trainer.data.arrow import TokenStore
     from trainer.data.batching import Position
+    from trainer.model.drafter import DrafterConfig
+    from trainer.model.target import Target
     from trainer.pipeline import Pipeline
-    from trainer.stop import Stop
 
 
 def run(config: TrainConfig, stop: Stop, status: Status, say: Say) -> None:
@@ -79,6 +88,15 @@ def _train(
         _save(parts, position, status, say)
     status.phase("finished" if position.step >= total else "stopped")
     say(f"{'finished' if position.step >= total else 'stopped'}  at step {position.step:,}")
+
+
+def rehearse(config: TrainConfig, store: TokenStore, target: Target, shape: DrafterConfig) -> Run:
+    """Train on parts that were made in memory, by the same loop; for checks of what it promises."""
+    parts = assembled(config, ALONE, store, target, shape, dtype=torch.float32)
+    parts = resumed(parts, _silent)
+    total = parts.schedule.total(parts.start)
+    _train(parts, Stop(), Status(None), Metrics(None), _silent, total=total)
+    return parts
 
 
 def step(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 ROOT = Path(__file__).parents[2]
@@ -77,28 +78,31 @@ def environment(**more):
     return kept | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | more
 
 
-def start(words, **more):
-    """Start `python -m trainer` in a session of its own; `finish` ends it."""
-    return subprocess.Popen(
+@contextmanager
+def started(words, **more):
+    """`python -m trainer WORDS` as a process; killed with all its ranks if the test fails."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "trainer", *words], cwd=ROOT, env=environment(**more),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
+                    each.kill()
 
 
 def finish(process, *, within=60):
     """Wait for the end; exit code, stdout, stderr."""
-    try:
-        out, err = process.communicate(timeout=within)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGQUIT)
-        process.kill()
-        out, err = process.communicate()
-        raise AssertionError(f"still ran after {within} s:\n{out}\n{err}") from None
+    out, err = process.communicate(timeout=within)
     return process.returncode, out, err
 
 
-def run(words, **more):
-    return finish(start(words, **more))
+def run(words, *, within=60, **more):
+    with started(words, **more) as process:
+        return finish(process, within=within)
 
 
 def until(true, *, within=30.0, what="it"):

@@ -10,7 +10,11 @@ from tests.trainer import made
 from trainer import config
 from trainer.errors import InputError
 
-ORIGINAL = ["--target-model", "/dev/shm/Qwen3.6-27B", "--data-dir", "/workspace/tokenized_completions", "--output-dir", "/workspace/checkpoints", "--epochs", "6", "--lr", "6e-4", "--max-anchors", "512", "--token-budget", "8192", "--block-size", "16", "--dp-pairs", "2", "--log-interval", "10", "--save-interval", "5000"]
+ORIGINAL = """
+    --target-model /dev/shm/Qwen3.6-27B --data-dir /workspace/tokenized_completions
+    --output-dir /workspace/checkpoints --epochs 6 --lr 6e-4 --max-anchors 512 --token-budget 8192
+    --block-size 16 --dp-pairs 2 --log-interval 10 --save-interval 5000
+""".split()  # noqa: SIM905 - as a person types it
 NEEDED = ["--target-model", "t", "--data-dir", "d", "--output-dir", "o"]
 
 
@@ -53,7 +57,8 @@ def test_a_run_is_a_value():
         (["--block-size", "1"], "--block-size: is 1; give at least 2"),
         (["--warmup-ratio", "1"], "--warmup-ratio: is 1; give from 0 up to, not including, 1"),
         (["--overlong", "cut"], "--overlong: is cut; give one of error, truncate, drop"),
-        (["--target-layer-ids", "3,3"], "--target-layer-ids: is 3,3; give different numbers from 0, as 1,7,13"),
+        (["--target-layer-ids", "3,3"],
+         "--target-layer-ids: is 3,3; give different numbers from 0, as 1,7,13"),
         (["--output-dir", ""], "--output-dir: is empty; give a path"),
         (["--epoch", "6"], "--epoch: unknown flag; did you mean --epochs?"),
         (["--zzz"], "--zzz: unknown flag; see python -m trainer train --help"),

@@ -1,0 +1,38 @@
+"""Python imports this by its name, at its start, from PYTHONPATH: it plants FAULT into a run.
+
+FAULT is `kind:argument`, and for what happens to one rank in one step `kind:rank:step`.
+"""
+
+import os
+import signal
+import time
+
+_kind, *_numbers = os.environ.get("FAULT", "none").split(":")
+_rank = int(os.environ.get("RANK", "-1"))
+
+if _kind == "slow-save" and _rank == 0:
+    from trainer.record import checkpoint
+
+    _save = checkpoint.save
+
+    def _slowly(*words, **more):
+        time.sleep(float(_numbers[0]))  # a large checkpoint on a slow disk
+        return _save(*words, **more)
+
+    checkpoint.save = _slowly
+
+if _kind in ("raise", "kill", "nan") and _rank == int(_numbers[0]):
+    from trainer.build.run import Run
+
+    _learn = Run.learn
+
+    def _faulty(self, micro):
+        if micro.position.step + 1 == int(_numbers[1]):
+            if _kind == "raise":
+                raise RuntimeError("planted in one rank")
+            if _kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.gradients.flat_G.fill_(float("nan"))
+        _learn(self, micro)
+
+    Run.learn = _faulty

@@ -1,0 +1,207 @@
+"""A run: its parts, and how a micro-batch goes through them.
+
+Shapes: T slots of a micro-batch, N anchors, Q block tokens, H hidden size, F feature width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from trainer.data.batching import Batch, Position, Schedule, assemble
+from trainer.model import anchors
+from trainer.model.loss import block_loss
+from trainer.pipeline import Pipeline
+from trainer.record import checkpoint
+from trainer.update.gradients import NON_FINITE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
+
+    from trainer.config import TrainConfig
+    from trainer.data.arrow import TokenStore
+    from trainer.model.drafter import Drafter
+    from trainer.model.loss import Weigh
+    from trainer.model.target import Target
+    from trainer.update.gradients import FlatGradients
+    from trainer.update.optimizer import AdamW
+    from trainer.world import World
+
+ACCEPTED, BLOCKS, TOKENS = range(NON_FINITE + 1, NON_FINITE + 4)
+"""Places of our own among the numbers that ride along with the gradients."""
+
+
+class Work(NamedTuple):
+    """One micro-batch before it is made."""
+
+    position: Position
+    """Where its step starts."""
+    number: int
+    """Over all pairs and epochs, from 0."""
+    rows: NDArray[np.int64]
+
+
+class Assembled(NamedTuple):
+    """One micro-batch as arrays."""
+
+    position: Position
+    batch: Batch
+    anchors_N: NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """One micro-batch, ready for the drafter, on the drafter's device."""
+
+    position: Position
+    tokens: int
+    features_TF: Tensor
+    position_T: Tensor
+    embedded_QH: Tensor
+    blocks: anchors.Blocks
+    visible: dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything that a training run is made of."""
+
+    config: TrainConfig
+    world: World
+    store: TokenStore
+    schedule: Schedule
+    target: Target
+    drafter: Drafter
+    gradients: FlatGradients
+    optimizer: AdamW
+    start: Position
+    """Where this process begins; the start of the data, or of what a checkpoint left."""
+    head_VH: Tensor
+    """The target's, on the drafter's device."""
+    weigh: Weigh
+    resumed_from: Path | None = None
+    """The checkpoint it goes on from."""
+
+    def batches(self) -> Pipeline:
+        """This pair's micro-batches from `start` on, as a pipeline that is not started yet."""
+        config = self.config
+        return Pipeline(
+            self._work(),
+            [("assemble", self._assemble), ("target", self._read)],
+            depth=config.depth if config.overlap else 0,
+        )
+
+    def learn(self, micro: MicroBatch) -> None:
+        """Draft a micro-batch, and add its gradients and sums."""
+        hidden_QH = self.drafter(
+            micro.embedded_QH,
+            micro.features_TF,
+            micro.position_T,
+            micro.blocks.positions_Q,
+            micro.visible,
+        )
+        loss = block_loss(
+            hidden_QH, self.head_VH, micro.blocks.labels_NB, micro.blocks.supervised_NB, self.weigh
+        )
+        loss.numerator.backward()  # type: ignore[no-untyped-call] # torch leaves it untyped
+        self.gradients.add_(loss.numerator, loss.denominator)
+        self.gradients.extra_E[ACCEPTED] += loss.accepted * loss.blocks
+        self.gradients.extra_E[BLOCKS] += loss.blocks
+        self.gradients.extra_E[TOKENS] += micro.tokens
+
+    def save(self, position: Position, release: str | None) -> Path:
+        """Write a checkpoint of the run as it is at `position`."""
+        facts = {
+            "position": dataclasses.asdict(position),
+            "drafter": dataclasses.asdict(self.drafter.config),
+            "data": self.data_facts(),
+            "config": dataclasses.asdict(self.config),
+            "release": release,
+            "torch": torch.__version__,
+        }
+        files = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return checkpoint.save(
+            Path(self.config.output_dir), position.step, files, facts, keep=self.config.keep
+        )
+
+    def data_facts(self) -> dict[str, str | int]:
+        """What decides which rows make which micro-batch; a position means nothing without it."""
+        return {
+            "fingerprint": self.store.fingerprint,
+            "rows": len(self.store.lengths),
+            "token_budget": self.config.token_budget,
+            "seed": self.config.seed,
+        }
+
+    def _work(self) -> Iterator[Work]:
+        first = self.world.rank * self.schedule.accumulation
+        for position, step in self.schedule.steps(self.start):
+            mine = range(first, first + self.schedule.accumulation)
+            yield from (Work(position, position.number + i, step[i]) for i in mine)
+
+    def _assemble(self, work: Work) -> Assembled:
+        config, epoch = self.config, work.position.epoch
+        batch = assemble(
+            self.store, work.rows, budget=config.token_budget, epoch=epoch, number=work.number
+        )
+        drawn_N = anchors.draw(
+            batch.trainable_T,
+            batch.document_T,
+            count=config.max_anchors,
+            seed=config.seed,
+            epoch=epoch,
+            number=work.number,
+        )
+        return Assembled(work.position, batch, drawn_N)
+
+    # Gradient mode belongs to a thread: the main thread's does not reach the one this runs in.
+    @torch.no_grad()
+    def _read(self, made: Assembled) -> MicroBatch:
+        batch, device, shape = made.batch, self.world.device, self.drafter.config
+        ids_T = torch.from_numpy(batch.ids_T)
+        features_TF = self.target.features(ids_T, torch.from_numpy(batch.starts_D1))
+        anchors_N, ids_T, trainable_T, document_T, position_T = (
+            each.to(device)
+            for each in (
+                torch.from_numpy(made.anchors_N),
+                ids_T,
+                torch.from_numpy(batch.trainable_T),
+                torch.from_numpy(batch.document_T),
+                torch.from_numpy(batch.position_T),
+            )
+        )
+        blocks = anchors.blocks(
+            anchors_N,
+            ids_T,
+            trainable_T,
+            document_T,
+            position_T,
+            block_size=shape.block_size,
+            mask_token_id=shape.mask_token_id,
+        )
+        embedding_VH = self.target.embedding_VH
+        embedded_QH = functional.embedding(blocks.ids_Q.to(embedding_VH.device), embedding_VH)
+        return MicroBatch(
+            position=made.position,
+            tokens=batch.tokens,
+            features_TF=features_TF.to(device),
+            position_T=position_T,
+            embedded_QH=embedded_QH.to(device),
+            blocks=blocks,
+            visible=anchors.visible(
+                anchors_N,
+                document_T,
+                block_size=shape.block_size,
+                kinds=shape.layer_types,
+                window=shape.sliding_window,
+            ),
+        )
