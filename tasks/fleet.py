@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from tasks import operations
-from tasks.errors import DeployError, Interrupted, RemoteRefusal, ResultLost
+from tasks.errors import DeployError, Interrupted, LeaseHeld, RemoteRefusal, ResultLost
 from tasks.outcome import Outcome
 
 if TYPE_CHECKING:
@@ -57,27 +57,36 @@ def carry_out(
     """
     hands = [_Hand(host, run, links(host), clock) for host in hosts]
     outcomes: dict[tuple[int, str], Outcome] = {}
+    untold: set[Future[Outcome]] = set()
     with ThreadPoolExecutor(max(1, min(at_once, len(hands))), "host") as pool:
         try:
             for number, operation in enumerate(plan):
-                work = {pool.submit(hand.do, operation): hand for hand in hands}
-                for outcome in _as_they_end(work):
+                untold |= {pool.submit(hand.do, operation) for hand in hands}
+                for outcome in _as_they_end(untold):
                     outcomes[number, outcome.host] = outcome
                     on_outcome(outcome)
         except KeyboardInterrupt:
             under_way = _stop(hands)
+            for outcome in _as_they_end(untold):
+                on_outcome(outcome)
             raise Interrupted("fab", under_way, "see `fab status`") from None
+        except BaseException:
+            _stop(hands)
+            raise
         finally:
+            # A link is for one thread at a time: whatever still uses one ends first.
+            wait(untold)
             wait([pool.submit(hand.end) for hand in hands])
     return tuple(outcomes[number, host.name] for number in range(len(plan)) for host in hosts)
 
 
-def _as_they_end(work: dict[Future[Outcome], _Hand]) -> Iterator[Outcome]:
+def _as_they_end(untold: set[Future[Outcome]]) -> Iterator[Outcome]:
     """Give outcomes as they come; a bug in an operation is raised when all others are told."""
-    waiting, bugs = set(work), []
-    while waiting:
-        done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+    bugs = []
+    while untold:
+        done, _ = wait(untold, return_when=FIRST_COMPLETED)
         for future in done:
+            untold.discard(future)
             if (bug := future.exception()) is not None:
                 bugs.append(bug)
             else:
@@ -103,6 +112,7 @@ class _Hand:
         self._run, self._clock = run, clock
         self._failed = ""
         self._would_change = False
+        self._leased_at: float | None = None
 
     def do(self, operation: Operation) -> Outcome:
         name = operation.__name__
@@ -147,8 +157,18 @@ class _Hand:
             self.link.close()
 
     def _take_lease(self) -> None:
-        token = operations.take_lease(self.host, self._run, self.link)
-        self._run = dataclasses.replace(self._run, lease=token)
+        now = self._clock()
+        if self._leased_at is not None and now - self._leased_at < operations.LEASE_SECONDS / 3:
+            return  # long verbs renew it on the host
+        if self._run.lease is None:
+            # Before it is asked for: if the answer is lost, what may be ours is given back.
+            self._run = dataclasses.replace(self._run, lease=operations.new_lease())
+        try:
+            operations.take_lease(self.host, self._run, self.link)
+        except LeaseHeld:
+            self._run = dataclasses.replace(self._run, lease=None)
+            raise
+        self._leased_at = now
 
     def _read_again(self) -> str:
         self.link.resume()

@@ -7,7 +7,7 @@ import logging
 import socket
 import subprocess
 import tempfile
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import fabric
 import paramiko
@@ -56,7 +56,7 @@ class Call:
         self._connections: list[fabric.Connection] = []
         self._proxies: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
-        self._proxy_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._proxy_words: IO[bytes] | None = None
 
     @property
     def transport(self) -> paramiko.Transport:
@@ -84,7 +84,9 @@ class Call:
             except subprocess.TimeoutExpired:
                 proxy.kill()
                 proxy.wait()
-        self._proxy_words.close()
+        if self._proxy_words is not None:
+            self._proxy_words.close()
+            self._proxy_words = None
 
     def extend(self, host: str, hop: Hop, if_down: str, left: Callable[[], float]) -> None:
         """Go one hop further.
@@ -112,6 +114,8 @@ class Call:
             raise Unreachable(host, why, if_down) from wrong
 
     def _said_by_proxy(self) -> str:
+        if self._proxy_words is None:
+            return ""
         self._proxy_words.seek(0)
         words = self._proxy_words.read(4096).decode(errors="replace").strip()
         return f"; its proxy says: {visible(words.splitlines()[-1])}" if words else ""
@@ -146,6 +150,7 @@ class Call:
     def _socket(self, hop: Hop, seconds: float) -> socket.socket:
         if hop.proxy:
             # Not paramiko.ProxyCommand: it turns in circles at the end of file of a dead proxy.
+            self._proxy_words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
             ours, theirs = socket.socketpair()
             self._sockets.append(ours)
             with theirs:

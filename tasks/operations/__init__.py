@@ -4,7 +4,7 @@ Where a new one goes: beside those that act on the same thing, and into this lis
 """
 
 from tasks.operations.environment import probe, verify_features
-from tasks.operations.leasing import LEASE_SECONDS, give_back_lease, take_lease
+from tasks.operations.leasing import LEASE_SECONDS, give_back_lease, new_lease, take_lease
 from tasks.operations.reading import ReadLogs, lease, status
 from tasks.operations.release import sync, verify
 from tasks.operations.run import await_progress, describe, health, kill, launch
@@ -24,6 +24,7 @@ __all__ = [
     "kill",
     "launch",
     "lease",
+    "new_lease",
     "new_run_id",
     "probe",
     "status",

@@ -68,7 +68,7 @@ def verify_features(host: Host, run: Run, link: Link) -> Effect:
             "devices": list(host.devices),
             "required": list(host.run.features),
         },
-        deadline=180,
+        deadline=300,
         by=run.by.words(),
     )
     features = reply.get("features") or []

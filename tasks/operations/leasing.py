@@ -14,23 +14,24 @@ LEASE_SECONDS = 900
 """How long a lease lasts when its desk dies; long verbs renew it on the host."""
 
 
-def take_lease(host: Host, run: Run, link: Link) -> str:
-    """Take the host's lease, or renew it when `run.lease` is ours, and give its token.
+def new_lease() -> str:
+    """Make a token. The desk makes it, so that a retry after a lost answer finds it to be ours."""
+    return secrets.token_hex(16)
 
-    The token is made here, so that a retry after a lost answer finds the lease to be ours.
+
+def take_lease(host: Host, run: Run, link: Link) -> None:
+    """Take the host's lease with the token `run.lease`, or renew it when that is ours already.
 
     Raises:
         LeaseHeld: somebody else has it; the message says who, why and for how long.
     """
-    token = run.lease or secrets.token_hex(16)
     link.ask(
         "lease_acquire",
-        {"root": host.root, "seconds": LEASE_SECONDS, "why": run.by.why, "token": token},
+        {"root": host.root, "seconds": LEASE_SECONDS, "why": run.by.why, "token": run.lease},
         deadline=20,
-        lease=token,
+        lease=run.lease,
         by=run.by.words(),
     )
-    return token
 
 
 def give_back_lease(host: Host, run: Run, link: Link) -> None:

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -121,8 +122,6 @@ def test_a_revoked_key_is_refused_although_it_is_known(machine, door, tmp_path):
 
 
 def test_hashed_names_in_known_hosts_are_understood(machine, door, tmp_path):
-    import subprocess
-
     known = tmp_path / "known_hosts"
     known.write_text(f"[127.0.0.1]:{machine.port} {machine.host_key}\n")
     words = ["ssh-keygen", "-q", "-H", "-f", str(known)]
@@ -139,9 +138,34 @@ def test_a_refused_login_is_told_at_once_and_not_tried_again(lab, machine, door,
     assert notes == []
 
 
-def test_a_locked_key_says_ssh_add(lab, machine, door):
-    import subprocess
+@pytest.fixture
+def agent(tmp_path, monkeypatch):
+    """An ssh-agent of this test alone."""
+    socket_path = tmp_path / "agent"
+    process = subprocess.Popen(
+        ["ssh-agent", "-D", "-a", str(socket_path)], stdout=subprocess.DEVNULL
+    )
+    until(socket_path.exists, what="the agent")
+    monkeypatch.setenv("SSH_AUTH_SOCK", str(socket_path))
+    yield
+    process.terminate()
+    process.wait(10)
 
+
+def test_an_agent_unlocks_what_has_a_passphrase(lab, machine, door, tmp_path, agent):
+    del agent
+    locked = tmp_path / "locked"
+    shutil.copy(lab.key, locked)
+    shutil.copy(f"{lab.key}.pub", f"{locked}.pub")
+    subprocess.run(["ssh-add", "-q", str(locked)], check=True, timeout=20)
+    words = ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(locked)]
+    subprocess.run(words, check=True, timeout=20, capture_output=True)
+    (tmp_path / "config").write_text("")
+    host = machine.host(identity_file=str(locked), ssh_config=str(tmp_path / "config"))
+    assert is_absent(door(host).ask(*HEALTH, deadline=20))
+
+
+def test_a_locked_key_says_ssh_add(lab, machine, door):
     locked = lab.new_key("locked")
     words = ["ssh-keygen", "-q", "-p", "-N", "secret", "-f", str(locked)]
     subprocess.run(words, check=True, timeout=20, capture_output=True)

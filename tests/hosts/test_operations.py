@@ -213,12 +213,13 @@ def test_a_root_of_another_machine_is_refused(machine, deploy, new_run):
 def test_somebody_elses_lease_is_respected(machine, deploy, new_run, door):
     host = machine.host()
     anna = new_run(by=operations.By(who="anna", host="her-desk", why="fab deploy"))
-    token = operations.take_lease(host, anna, door(host))
+    anna = dataclasses.replace(anna, lease=operations.new_lease())
+    operations.take_lease(host, anna, door(host))
     outcome = deploy(host, new_run(), (sync,))["sync"]
     assert isinstance(outcome.error, errors.LeaseHeld)
     assert "anna" in str(outcome.error)
     assert outcome.error.exit_code == 5
-    operations.give_back_lease(host, dataclasses.replace(anna, lease=token), door(host))
+    operations.give_back_lease(host, anna, door(host))
     assert deploy(host, new_run(), (sync,))["sync"].state == "changed"
 
 
@@ -277,6 +278,25 @@ def test_a_wait_whose_path_is_cut_goes_on_over_a_new_one(machine, deploy, new_ru
         cutter.join()
     assert outcome.state == "ok"
     assert [note for note in notes if "await_progress asked again" in note]
+
+
+def test_ctrl_c_ends_the_waiting_gives_the_lease_back_and_tells_what_was_under_way(
+    machine, deploy, new_run
+):
+    run, host = new_run(), machine.host(run=settings(hang_before_first_step=True))
+
+    def press():
+        until(lambda: trainer_of(machine, run.id), 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=press)
+    presser.start()
+    with pytest.raises(errors.Interrupted, match="await_progress on gpu1 under way"):
+        deploy(host, run)
+    presser.join()
+    assert not (machine.home / "fab/lease").exists()
+    assert trainer_of(machine, run.id)
+    until(lambda: not machine.sessions(), what="end of all connections")
 
 
 def test_a_killed_keeper_is_seen_from_the_desk(machine, deploy, new_run, door):

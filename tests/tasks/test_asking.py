@@ -1,6 +1,6 @@
 """What is repeated, how long, and what a person is told; on a clock of its own."""
 
-# ruff: noqa: ARG001, ARG002, ARG005 - stand-ins have the signature of the real thing
+# ruff: noqa: ARG002, ARG005 - stand-ins have the signature of the real thing
 
 from __future__ import annotations
 

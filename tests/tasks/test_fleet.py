@@ -1,6 +1,6 @@
 """The barrier, leases, and what is told when something goes wrong; with hosts that are made up."""
 
-# ruff: noqa: ARG001, ARG002, ARG005 - stand-ins have the signature of the real thing
+# ruff: noqa: ARG001, ARG002 - stand-ins have the signature of the real thing
 
 from __future__ import annotations
 
@@ -149,8 +149,24 @@ def test_a_lease_is_taken_before_the_first_change_and_given_back_at_the_end(flee
     outcomes = fleet((look, act, rest), count=1)
     assert outcomes[1].detail == "acted with a lease"
     asked = [verb for verb, _ in fleet.doors["gpu1"].asked]
-    assert asked == ["lease_acquire", "lease_acquire", "lease_release"]
+    assert asked == ["lease_acquire", "lease_release"]
+    tokens = {lease for _, lease in fleet.doors["gpu1"].asked}
+    assert len(tokens) == 1
     assert fleet.doors["gpu1"].closed
+
+
+def test_a_lease_is_renewed_when_a_third_of_it_is_over(fleet):
+    moments = iter(range(0, 10_000, 100))
+    fleet((act, look, act, act), count=1, clock=lambda: next(moments))
+    asked = [verb for verb, _ in fleet.doors["gpu1"].asked]
+    assert asked.count("lease_acquire") == 3
+
+
+def test_a_lease_whose_answer_was_lost_is_given_back_all_the_same(fleet):
+    lost = errors.ConnectionLost("gpu1", "lease_acquire: it ended before the answer")
+    fleet((act,), count=1, answers={"lease_acquire": lost})
+    (_, token), *_, (verb, same) = fleet.doors["gpu1"].asked
+    assert (verb, same) == ("lease_release", token)
 
 
 def test_looking_and_dry_runs_take_no_lease(fleet):
@@ -261,6 +277,9 @@ def test_ctrl_c_ends_what_is_under_way_gives_leases_back_and_tells(fleet, monkey
     assert caught.value.exit_code == 12
     assert fleet.doors["gpu1"].asked[-1][0] == "lease_release"
     assert fleet.doors["gpu1"].closed
+    (outcome,) = fleet.told
+    assert outcome.state == "FAILED"
+    assert "read again" in outcome.detail
 
 
 def test_run_ids_sort_by_age():
