@@ -34,7 +34,12 @@ speculative decoding with a frozen target.
   python -m trainer train --target-model ~/models/Qwen3-8B --data-dir ~/completions \\
       --output-dir ~/checkpoints --epochs 6 --lr 6e-4
 """
-ROOMS = {"prepare": "trainer.prepare", "evaluate": "trainer.speculate", "export": "trainer.export"}
+# Imported only for its own command, as each brings in much.
+ROOMS = {
+    "prepare": ("trainer.prepare", "main"),
+    "evaluate": ("trainer.build.trained", "evaluate_command"),
+    "export": ("trainer.build.trained", "export_command"),
+}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,8 +54,8 @@ def main(argv: Sequence[str]) -> int:
         if command == "features":
             return _features(rest)
         if command in ROOMS:
-            # Each room reads its own flags, and is imported only for its own command.
-            code: int = importlib.import_module(ROOMS[command]).main(rest, _say)
+            module, name = ROOMS[command]
+            code: int = getattr(importlib.import_module(module), name)(rest, _say)
             return code
         print(f"{command}: unknown command; see python -m trainer --help", file=sys.stderr)
     except TrainerError as error:
@@ -59,10 +64,6 @@ def main(argv: Sequence[str]) -> int:
         print(_named(error), file=sys.stderr)
         return error.exit_code
     return 2
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)
 
 
 def _train(argv: Sequence[str]) -> int:
@@ -85,7 +86,7 @@ def _train(argv: Sequence[str]) -> int:
             return world.launch(config.dp_pairs, argv, stop)
         from trainer import train
 
-        train.run(config, stop, status, lambda text: print(text, flush=True))
+        train.run(config, stop, status, _say)
     except Stopped:
         from trainer import world
 
@@ -95,6 +96,10 @@ def _train(argv: Sequence[str]) -> int:
     finally:
         stop.deafen()
     return 0
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
 def _features(argv: Sequence[str]) -> int:

@@ -114,7 +114,7 @@ def step(
         micro = next(stream)
         parts.learn(micro)
     # The ranks agree on the step to stop after by adding this flag up with the gradients.
-    gradients.extra_E[STOP] = float(stop.asked)
+    gradients.extra_E[STOP] = float(stop.asked or parts.world.abandoned)
     gradients.sum_()
     number = micro.position.step
     norm = gradients.clip_(config.clip_norm, step=number + 1)

@@ -63,11 +63,17 @@ class World:
         self.rank, self.size = rank, size
         self.device = device or torch.device("cpu")
         self.target_device = target_device or self.device
+        self._launcher = os.getppid()
 
     @property
     def first(self) -> bool:
         """Whether this rank writes what is written once."""
         return self.rank == 0
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the launcher is gone, so that nobody could end this rank any more."""
+        return self.size > 1 and os.getppid() != self._launcher
 
     def meet(self, stop: Stop) -> None:
         """Wait until every rank has loaded; from here on a stop is agreed upon in a step.
@@ -83,7 +89,7 @@ class World:
         everyone = [f"loaded/{rank}" for rank in range(self.size)]
         while not store.check(everyone):
             # A rank that left never loads; its launcher told this one to stop as well.
-            if store.check(["left"]):
+            if store.check(["left"]) or self.abandoned:
                 raise Stopped
             time.sleep(0.02)
         # Only now: making the group waits inside C++, where no signal could end the loading.

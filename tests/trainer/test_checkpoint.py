@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from trainer.errors import InputError
+from trainer.errors import InputError, TrainerError
 from trainer.record import checkpoint
 
 
@@ -124,7 +124,7 @@ def test_what_an_ended_process_left_half_written_is_no_checkpoint(tmp_path, monk
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "_flush", full)
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(TrainerError, match=r"step-00000002: cannot be written: .*No space left"):
         save(tmp_path, 2)
     monkeypatch.undo()
     assert newest(tmp_path)[0].step == 1

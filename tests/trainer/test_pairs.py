@@ -131,6 +131,17 @@ def test_a_rank_that_is_killed_ends_all(flags):
     assert "rank 1: was killed by SIGKILL; the other ranks were ended" in err
 
 
+@pytest.mark.long
+def test_ranks_whose_launcher_is_killed_write_a_checkpoint_and_end(flags, tmp_path):
+    out = tmp_path / "out"
+    with made.started(flags("out", epochs=5000)) as process:
+        made.until(lambda: len(steps_seen(out)) > 3, what="some steps")
+        process.kill()
+        made.until(lambda: phase(out) == "stopped", what="the stop")
+        _, said, _ = made.finish(process)
+    assert "stopped  at step" in said
+
+
 def test_a_gradient_that_is_not_finite_on_one_rank_stops_all(flags, tmp_path):
     code, _, err = made.run(flags("out", save_interval=2), **faulty("nan:1:3"))
     assert code == 3

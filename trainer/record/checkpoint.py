@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import safetensors
 import safetensors.torch
 
-from trainer.errors import InputError
+from trainer.errors import InputError, TrainerError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,14 +68,32 @@ def save(
 
     Returns:
         Its folder. If a whole checkpoint of this step is there already, that one is kept.
+
+    Raises:
+        TrainerError: the disk is full, or refuses.
     """
     path = output_dir / f"step-{step:08}"
     if path.exists() and not damage(path):
         return path
-    output_dir.mkdir(parents=True, exist_ok=True)
     beside = output_dir / f".{path.name}.partial"
+    try:
+        _write(beside, step, files, facts)
+    except (OSError, safetensors.SafetensorError) as error:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise TrainerError(
+            f"{path}: cannot be written: {error}; the checkpoint before it is whole"
+        ) from error
+    if path.exists():  # damaged, or it would have been kept
+        shutil.rmtree(path.rename(_aside(path)))
+    beside.rename(path)
+    _flush(output_dir)
+    _prune(output_dir, keep)
+    return path
+
+
+def _write(beside: Path, step: int, files: Mapping[str, Tensors], facts: Mapping[str, Any]) -> None:
     shutil.rmtree(beside, ignore_errors=True)
-    beside.mkdir()
+    beside.mkdir(parents=True)
     hashes = {}
     for name, tensors in files.items():
         file = beside / f"{name}.safetensors"
@@ -86,12 +105,6 @@ def save(
     told.write_text(json.dumps({"step": step, "files": hashes, **facts}, indent=1) + "\n")
     _flush(told)
     _flush(beside)
-    if path.exists():  # damaged, or it would have been kept
-        shutil.rmtree(path.rename(_aside(path)))
-    beside.rename(path)
-    _flush(output_dir)
-    _prune(output_dir, keep)
-    return path
 
 
 def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
@@ -108,8 +121,7 @@ def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None
     for path in reversed(found):
         why = damage(path)
         if not why:
-            facts = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-            return Checkpoint(path=path, step=facts["step"], facts=facts)
+            return read(path)
         say(f"{path}: {why}; trying the checkpoint before it")
     if found:
         raise InputError(
@@ -117,6 +129,12 @@ def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None
             " another --output-dir"
         )
     return None
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint that is known to be whole."""
+    facts = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
+    return Checkpoint(path=path, step=facts["step"], facts=facts)
 
 
 def checkpoints(output_dir: Path) -> list[Path]:
