@@ -7,6 +7,7 @@ from typing import Any
 
 import fabric.main
 from fabric.executor import Executor as FabricExecutor
+from invoke.exceptions import Exit
 
 from tasks import cli
 
@@ -40,11 +41,18 @@ class Executor(FabricExecutor):  # type: ignore[misc]  # Fabric ships no types
 
 
 def list_in_order(pages: Pages) -> None:
-    """Make `fab --list` show tasks by use instead of by alphabet."""
-    # Invoke sorts names and offers no setting. This overrides one public method of the one object
-    # that runs; `--list NAME` and the other formats stay Invoke's.
+    """Make `fab --list`, and `fab` alone, show tasks by use instead of by alphabet."""
+    # Invoke sorts names and offers no setting. This overrides two public methods of the one object
+    # that runs; `--list NAME`, the other formats and `--help` stay Invoke's.
     program = fabric.main.program
     program.list_flat = functools.partial(_list, program, pages, program.list_flat)
+    program.no_tasks_given = functools.partial(_list_alone, program)
+
+
+def _list_alone(program: Any) -> None:
+    if not program.core.remainder:
+        program.list_tasks()
+        raise Exit
 
 
 def _list(program: Any, pages: Pages, otherwise: Any) -> None:

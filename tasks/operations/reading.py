@@ -78,10 +78,12 @@ class ReadLogs:
                 reply = self._ask(host, run, link, place)
             except (ConnectionLost, Unreachable) as lost:
                 now = self.clock()
+                first = lost_at is None
                 lost_at = now if lost_at is None else lost_at
                 if not self.follow or place["offset"] is None or now - lost_at > PATIENCE_S:
                     raise
-                link.notify(f"{host.name}: {lost.kind}; looking for it again")
+                if first:
+                    link.notify(f"{host.name}: {lost.kind}; looking for it again")
                 self.sleep(1)
                 continue
             lost_at = None

@@ -93,8 +93,9 @@ def test_json_has_the_error_and_the_summary_on_stdout_and_nothing_else(project):
     assert summary == {"kind": "summary", "task": "deploy", "exit_code": 2, "dry": False}
 
 
-def test_listing_is_the_first_page_of_the_manual(project):
-    done = fab(project, "--list")
+@pytest.mark.parametrize("words", [("--list",), ()])
+def test_listing_is_the_first_page_of_the_manual(project, words):
+    done = fab(project, *words)
     assert done.returncode == 0
     assert done.stdout.splitlines()[:8] == [
         "fab TASK [--host NAMES|GROUP|GLOB]     hosts, and what they run: hosts.yaml",
