@@ -15,8 +15,8 @@ import pytest
 from tests import imports, leftovers
 
 TAG = "FAB_TEST_SESSION"
-SLOW = {"hosts", "demo", "scripts"}
-"""Folders whose tests talk to a real sshd, or run whole scripts."""
+SLOW = {"agent", "hosts", "demo", "scripts"}
+"""Folders whose tests start processes of their own, or talk to a real sshd."""
 HEAVY = {"torch", "transformers"}
 NOT_RUN = "not run: "
 
@@ -41,6 +41,9 @@ def pytest_configure():
     os.environ[TAG] = secrets.token_hex(8)
     # Nothing here loads from a hub; without this a missing file is asked for there, and waited for.
     os.environ["HF_HUB_OFFLINE"] = "1"
+    # Idle threads of torch must not spin: with as many runs at once as here, that costs more than
+    # the work itself.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @functools.cache
