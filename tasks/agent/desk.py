@@ -70,9 +70,10 @@ class Desk:
 
     def __init__(self, stdin: BinaryIO, stdout: BinaryIO, request: Dict[str, Any]) -> None:
         self._began = time.monotonic()
-        self._deadline = float(request["deadline"])
-        self.lease: Optional[str] = request.get("lease")
-        self.by: Dict[str, str] = request.get("by") or {}
+        deadline = request["deadline"]  # looked at after this, so that the refusal has a desk
+        self._deadline = float(deadline) if isinstance(deadline, (int, float)) else 60.0
+        self.lease: Optional[str] = request["lease"]
+        self.by: Dict[str, str] = request["by"]
         self.tend: Optional[Callable[[], None]] = None
         self.on_exit: List[Callable[[], None]] = []
         self._tended = self._began

@@ -10,7 +10,7 @@ from . import children, gpus
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import expand, root_of
-from .spec import Spec
+from .spec import Spec, texts
 
 NICE = 19
 LEAST_FREE_MIB = 2048
@@ -27,7 +27,7 @@ def features(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     digest = want(arguments, "digest", str)
     release = root.release(digest)
     python = expand(want(arguments, "python", str), "python")
-    required: List[str] = want(arguments, "required", list, default=[])
+    required = texts(want(arguments, "required", list, default=[]), "required")
     warnings: List[str] = []
     if not os.path.isdir(release):
         raise Refused("verify", f"{digest[:12]}: not deployed; run `fab sync`", differences=[])
@@ -83,7 +83,8 @@ def _answer(out: str) -> Optional[Dict[str, Any]]:
 def _judge(
     answer: Dict[str, Any], digest: str, required: List[str], warnings: List[str]
 ) -> Dict[str, Any]:
-    found = [each for each in answer["features"] if isinstance(each, dict) and "name" in each]
+    found = [each for each in answer["features"] if isinstance(each, dict)]
+    found = [each for each in found if isinstance(each.get("name"), str)]
     passed = {each["name"]: each.get("ok") is True for each in found}
     missing = [name for name in required if name not in passed]
     failing = [name for name in required if passed.get(name) is False]

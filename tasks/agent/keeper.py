@@ -9,6 +9,7 @@ trainer goes on: nothing of the trainer's passes through the keeper.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ NAME = b"fab-keeper"
 IGNORED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE)
 LOOK_S = 0.5
 """How often the size of the log is looked at."""
+FULL_DISK_S = 600.0
 
 
 class Order(NamedTuple):
@@ -122,6 +124,7 @@ class _Keeper:
         self._order, self._report, self._go = order, report, go
         self._oom_kills = oom_kills()
         self._trainer = 0
+        self._exit: Dict[str, Any] = {}
 
     def run(self) -> None:
         order = self._order
@@ -190,9 +193,14 @@ class _Keeper:
             os._exit(127)
 
     def _wait(self, cap: Cap, problem: bytes) -> None:
+        capping = True
         while self._reap(problem):
             signal.sigtimedwait({signal.SIGCHLD}, LOOK_S)
-            cap.apply()
+            try:
+                capping = capping and cap.apply() is not None
+            except OSError:  # a log that cannot be capped is no reason to lose the exit record
+                capping = False
+                sys.excepthook(*sys.exc_info())
 
     def _reap(self, problem: bytes) -> bool:
         """Collect the dead; whether any descendant lives."""
@@ -204,14 +212,13 @@ class _Keeper:
             if pid == 0:
                 return True
             if pid == self._trainer:
-                self._write_exit(status, usage.ru_maxrss * 1024, problem)
+                self._note_exit(status, usage.ru_maxrss * 1024, problem)
+                self._write_exit()
 
-    def _write_exit(self, status: int, peak_bytes: int, problem: bytes) -> None:
-        if not os.path.isdir(self._order.folder):
-            return  # the launch was interrupted before this was a run
+    def _note_exit(self, status: int, peak_bytes: int, problem: bytes) -> None:
         signalled = os.WIFSIGNALED(status)
         before, after = self._oom_kills, oom_kills()
-        record = {
+        self._exit = {
             "code": None if signalled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if signalled else None,
             "when": utc(),
@@ -221,7 +228,23 @@ class _Keeper:
             "oom_kills": after - before if before is not None and after is not None else None,
             "error": json.loads(problem)["problem"] if problem else None,
         }
-        replace(os.path.join(self._order.folder, "exit.json"), json.dumps(record).encode())
+
+    def _write_exit(self) -> None:
+        """A full disk ends many a trainer, and must not hide how: tried again for a while."""
+        end = boottime() + FULL_DISK_S
+        # No folder: the launch was interrupted before this was a run.
+        while os.path.isdir(self._order.folder) and not self._exit_fits(boottime() > end):
+            signal.sigtimedwait({signal.SIGCHLD}, LOOK_S)
+
+    def _exit_fits(self, last_try: bool) -> bool:
+        path = os.path.join(self._order.folder, "exit.json")
+        try:
+            replace(path, json.dumps(self._exit).encode())
+        except OSError as error:
+            if last_try or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
 
 
 def prepare(building: str, spec: Dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ from . import history, keeper, outputs, processes, runs
 from .desk import Desk, Refused, want
 from .lease import changing
 from .machine import boottime, utc
-from .root import TEMPORARY, Root, flush_folder, point
+from .root import TEMPORARY, Root, flush_folder, point, remove
 from .spec import Spec, texts
 
 
@@ -32,7 +32,7 @@ def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         run = runs.Run(root, want(arguments, "run_id", str))
         digest = want(arguments, "digest", str)
         release = root.release(digest)
-        if os.path.isdir(run.path):
+        if os.path.isdir(run.path) and not run.never_started:
             return _unchanged(run)
         if not os.path.isfile(os.path.join(release, "MANIFEST.json")):
             raise Refused("refused", f"{digest[:12]}: is not on this host; run `fab sync`")
@@ -92,6 +92,8 @@ def _start(
         raise Refused("failed", f"keeper: {started.problem}: {words.strip()[-500:]}")
     # From here to `go` the order counts: the run is a run before it can do anything, so a retry
     # finds it; a crash before `go` ends the waiting child, and that is written down too.
+    if os.path.isdir(run.path):  # of an earlier try of the same launch
+        remove(run.path)
     os.rename(order.building, run.path)
     flush_folder(root.runs)
     point(root.current, os.path.join("releases", record["release"]))

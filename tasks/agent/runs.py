@@ -51,6 +51,11 @@ class Run:
         """How it ended; empty until the keeper wrote that down."""
         return self._record("exit.json")
 
+    @property
+    def never_started(self) -> bool:
+        """Whether its launch was cut before the trainer's program ran: nothing came of it."""
+        return bool(self.exit.get("error"))
+
     def identities(self) -> Processes:
         """Who was recorded as keeper and trainer; None for each that junk stands for."""
         record = self._record("process.json")

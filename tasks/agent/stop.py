@@ -221,5 +221,8 @@ class _Stop:
         found = newest(folder)
         # Only a run that stepped has proven itself; otherwise the pin stays where it was.
         if found is not None and runs.number(self._run.status.get("step_boottime")) is not None:
-            pin(folder, found, self._run.run_id)
+            try:
+                pin(folder, found, self._run.run_id)
+            except OSError as error:  # the run is stopped, and that must be told
+                self._warnings.append(f"{found}: cannot be pinned: {error.strerror}")
         return found

@@ -142,12 +142,26 @@ def _request(stdin: BinaryIO) -> Optional[Dict[str, Any]]:
         request = json.loads(text) if len(text) == length else None
     except (ValueError, RecursionError):
         return None
-    nonce = request.get("nonce") if isinstance(request, dict) else None
-    known = isinstance(nonce, str) and re.match(r"\A[0-9a-f]{32}\Z", nonce)
-    return request if known else None
+    if not isinstance(request, dict):
+        return None
+    nonce = request.get("nonce")
+    if not isinstance(nonce, str) or not re.match(r"\A[0-9a-f]{32}\Z", nonce):
+        return None
+    return {"deadline": 60, "lease": None, "by": {}, **request}
+
+
+def _check(request: Dict[str, Any]) -> None:
+    deadline, lease, by = request["deadline"], request["lease"], request["by"]
+    if type(deadline) not in (int, float) or not 0 < deadline < 1e6:
+        raise Refused("bad-request", f"deadline: is {deadline!r}; give seconds above 0")
+    if type(lease) not in (str, type(None)):
+        raise Refused("bad-request", f"lease: is {lease!r}; give a token or null")
+    if type(by) is not dict or any(type(word) is not str for word in by.values()):
+        raise Refused("bad-request", f"by: is {by!r}; give words for who, host and why")
 
 
 def _answer(desk: Desk, request: Dict[str, Any]) -> Dict[str, Any]:
+    _check(request)
     name, arguments = request.get("verb"), request.get("arguments")
     if not isinstance(name, str) or name not in VERBS or not isinstance(arguments, dict):
         raise Refused("bad-request", f"verb: is {name!r}; this agent has {', '.join(VERBS)}")
@@ -165,9 +179,6 @@ def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
         sys.stderr.write("agent: the request was cut or is no request\n")
         sys.stderr.flush()
         os._exit(2)
-    deadline = request.get("deadline")
-    if type(deadline) not in (int, float):
-        request["deadline"] = 60
     desk = Desk(stdin, stdout, request)
     status = 0
     try:

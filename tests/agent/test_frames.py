@@ -3,13 +3,17 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import sys
 import time
 
 import pytest
 
-from tasks.link.program import program
-from tests.agent.machine import BugError, Call, RefusalError, canonical, wait_for
+from tasks.agent.desk import Refused
+from tasks.agent.root import Root, expand
+from tasks.link.program import AGENT, program
+from tests.agent.call import BugError, Call, RefusalError, wait_for
+from tests.agent.machine import canonical
 
 
 def test_probe_tells_what_the_host_is(machine):
@@ -40,20 +44,32 @@ def test_unknown_verbs_are_bad_requests(machine, verb):
         _raw(machine, {"verb": verb, "arguments": {}}).result()
 
 
-def test_a_bug_comes_back_with_its_traceback_and_source_lines(machine):
-    call = _raw(machine, {"verb": "lease_acquire", "lease": 5, "by": []}, seconds=5)
-    with pytest.raises(BugError, match=r"(?s)agent/lease.py.*secrets|token"):
-        call.result()
+def test_a_bug_comes_back_with_its_traceback_and_source_lines(machine, tmp_path):
+    agent = shutil.copytree(AGENT, tmp_path / "agent")
+    with (agent / "runs.py").open("a") as file:
+        file.write("\n\ndef health(desk, arguments):\n    return 1 / len([])  # planted\n")
+    with pytest.raises(BugError, match=r"(?s)agent/runs.py.*1 / len\(\[\]\)  # planted.*ZeroDiv"):
+        _raw(machine, {"verb": "health"}, agent=agent).result()
 
 
-def _raw(machine, request, **arguments):
+@pytest.mark.parametrize(
+    "change",
+    [{"deadline": 0}, {"deadline": "9"}, {"lease": 5}, {"by": 7}, {"by": {"who": 1}}, {"verb": 1}],
+)
+def test_odd_requests_are_bad_requests(machine, change):
+    with pytest.raises(RefusalError) as caught:
+        _raw(machine, {"verb": "health", **change}).result()
+    assert caught.value.code == "bad-request"
+
+
+def _raw(machine, request, agent=AGENT):
     request = {
-        "arguments": {"root": str(machine.root), **arguments},
+        "arguments": {"root": str(machine.root)},
         "nonce": secrets.token_hex(16),
         "deadline": 10,
         **request,
     }
-    source = program("lease_acquire" if request["verb"] == "lease_acquire" else "health")
+    source = program("health", agent)
     body = json.dumps(request).encode()
     text = b"%d\n%s%d\n%s" % (len(source), source, len(body), body)
     call = Call(request, home=machine.home, text=text)
@@ -122,17 +138,36 @@ def test_a_reader_that_is_gone_never_aborts_a_change(machine):
 
 
 @pytest.mark.parametrize(
-    "value", ["", "relative", "~other/fab", "/a/../b", "/", "~", "/x\n", "/x\0y", 5, None, ["/x"]]
+    "value", ["", "relative", "~other/fab", "/a/../b", "/x\n", "/x\0y", "~/../x", "/" + "x" * 3000]
 )
+def test_odd_paths_are_refused(value):
+    with pytest.raises(Refused) as caught:
+        expand(value, "root")
+    assert caught.value.code == "bad-request"
+
+
+@pytest.mark.parametrize("value", ["/", "~", 5, None, ["/x"], "relative"])
 def test_odd_roots_are_refused(machine, value):
     with pytest.raises(RefusalError) as caught:
         machine.ask("health", root=value)
     assert caught.value.code == "bad-request"
 
 
-@pytest.mark.parametrize("verb", ["health", "logs", "await_progress", "status"])
-@pytest.mark.parametrize("value", ["", "..", "../../x", "latest", "20260101-000000-abcd/.."])
-def test_odd_run_ids_never_become_paths(machine, verb, value):
+@pytest.mark.parametrize(
+    "value",
+    ["", ".", "..", "../../x", "latest", "20260101-000000-abcd/..", "20260101-000000-abcd\n"],
+)
+def test_odd_run_ids_and_digests_never_become_paths(value):
+    for make in (Root("/r").run, Root("/r").release):
+        with pytest.raises(Refused) as caught:
+            make(value)
+        assert caught.value.code == "bad-request"
+
+
+@pytest.mark.parametrize(
+    "verb", ["health", "logs", "await_progress", "status", "verify", "features"]
+)
+def test_every_verb_checks_what_it_is_given(machine, verb):
     with pytest.raises(RefusalError) as caught:
-        machine.ask(verb, run_id=value)
+        machine.ask(verb, run_id="../../x", digest="../../x", python="/bin/true")
     assert caught.value.code == "bad-request"

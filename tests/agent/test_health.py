@@ -8,7 +8,9 @@ import time
 
 import pytest
 
-from tests.agent.machine import RefusalError, lives, read_stat, wait_for
+from tasks.agent import processes
+from tests.agent.call import RefusalError, wait_for
+from tests.agent.machine import lives, read_stat
 
 
 def ended(machine):
@@ -128,21 +130,27 @@ def test_lost_after_a_reboot_although_the_pid_lives(machine):
 
 
 @pytest.mark.parametrize(
-    "text",
+    "value",
     [
-        "",
-        "junk",
-        "[]",
-        "{}",
-        '{"trainer": 5}',
-        '{"trainer": {"pid": 0, "start": 1, "boot_id": "b"}}',
-        '{"trainer": {"pid": -1, "start": 1, "boot_id": "b"}}',
-        '{"trainer": {"pid": 1, "start": 0, "boot_id": "b"}}',
-        '{"trainer": {"pid": true, "start": 1, "boot_id": "b"}}',
-        '{"trainer": {"pid": "7", "start": 1, "boot_id": "b"}}',
-        "[" * 100_000,
+        None,
+        5,
+        [],
+        {},
+        {"pid": 0, "start": 1, "boot_id": "b"},
+        {"pid": -1, "start": 1, "boot_id": "b"},
+        {"pid": 1, "start": 0, "boot_id": "b"},
+        {"pid": True, "start": 1, "boot_id": "b"},
+        {"pid": "7", "start": 1, "boot_id": "b"},
+        {"pid": 7, "start": -1, "boot_id": "b"},
+        {"pid": 7, "start": 1, "boot_id": ""},
+        {"pid": 7, "start": 1},
     ],
 )
+def test_what_names_no_process_for_certain_names_none(value):
+    assert processes.identity(value) is None
+
+
+@pytest.mark.parametrize("text", ["", '{"trainer": {"pid": -1, "start": 1}}', "[" * 100_000])
 def test_a_junk_record_names_nobody_and_the_tag_finds_the_run(machine, text, bystander):
     run_id = machine.train()["run_id"]
     record = machine.record(run_id)

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.machine import RefusalError, lives, read_file, read_stat, wait_for
+from tasks.agent.desk import Refused
+from tasks.agent.spec import Spec
+from tests.agent.call import RefusalError, wait_for
+from tests.agent.machine import Machine, lives, read_file, read_stat
 
 
 def test_a_run_is_launched_once(machine):
@@ -133,8 +136,6 @@ def test_an_output_folder_of_another_root_is_refused(machine):
 
 
 def test_devices_of_another_roots_run_are_refused(machine, tmp_path):
-    from tests.agent.machine import Machine
-
     launched = machine.train(spec=machine.spec(devices=[0, 1]))
     (tmp_path / "b").mkdir()
     other = Machine(tmp_path / "b")
@@ -162,13 +163,22 @@ def test_devices_of_another_roots_run_are_refused(machine, tmp_path):
         {"devices": [True]},
         {"max_log_mb": 0},
         {"grace_s": -1},
-        {"secret_names": ["S"]},
+        {"secret_names": ["A=B"]},
     ],
 )
 def test_odd_specs_are_bad_requests(machine, change):
-    with pytest.raises(RefusalError) as caught:
-        machine.launch(spec={**machine.spec(), **change})
+    with pytest.raises(Refused) as caught:
+        Spec({**machine.spec(), **change})
     assert caught.value.code == "bad-request"
+
+
+def test_secrets_are_those_that_the_spec_names_and_the_digest_is_the_specs(machine):
+    machine.deploy()
+    for more in ({"spec": machine.spec(secret_names=["S"])}, {"secret": {"S": "x"}}):
+        with pytest.raises(RefusalError, match=r"secrets: are not those"):
+            machine.launch(**more)
+    with pytest.raises(RefusalError, match=r"spec_digest: is not that of spec"):
+        machine.ask("launch", spec=machine.spec(), spec_digest="0" * 64)
 
 
 def test_a_launch_cut_before_the_go_starts_nothing_and_can_be_repeated(machine):
@@ -182,7 +192,9 @@ def test_a_launch_cut_before_the_go_starts_nothing_and_can_be_repeated(machine):
     assert (health["state"], health["detail"]) == ("crashed", "the launch was interrupted")
     assert wait_for(lambda: not machine.members())
     (machine.root / "current").rmdir()
-    assert machine.launch()["changed"]
+    assert machine.launch(run_id=run_id)["changed"]
+    assert machine.ask("await_progress", run_id=run_id)["step"] >= 1
+    assert machine.launch(run_id=run_id)["changed"] is False
 
 
 def test_the_keeper_dies_and_the_trainer_goes_on(machine):
@@ -201,7 +213,7 @@ def test_the_keeper_dies_and_the_trainer_goes_on(machine):
 
 def test_the_log_is_capped_without_losing_a_followers_place(machine):
     machine.deploy()
-    spec = machine.spec("--chatter", 4096, "--step-seconds", 0.0005, "--steps", 800)
+    spec = machine.spec("--chatter", 4096, "--step-seconds", 0.0005, "--steps", 600)
     run_id = machine.launch(spec=spec)["run_id"]
     log = machine.run_folder(run_id) / "train.log"
     seen, offset = [], 0
@@ -213,17 +225,17 @@ def test_the_log_is_capped_without_losing_a_followers_place(machine):
             break
     steps = [int(line[5:].split("/")[0].replace(",", "")) for line in seen]
     assert steps == sorted(set(steps))
-    assert (steps[0], steps[-1]) == (1, 800)
-    assert log.stat().st_size > 3_200_000
+    assert (steps[0], steps[-1]) == (1, 600)
+    assert log.stat().st_size > 2_400_000
     assert log.stat().st_blocks * 512 < 2_000_000
     again = machine.ask("logs", run_id=run_id, offset=0, max_bytes=1 << 20)
     assert again["text"].startswith("step      1/")
     assert "[log capped at 1 MiB: older text was dropped here]" in again["text"]
     later = machine.ask("logs", run_id=run_id, offset=again["offset"], max_bytes=4096)
-    assert later["dropped"] > 1_000_000
+    assert later["dropped"] > 700_000
     assert later["text"].split(" ")[0] in ("step", "x" * 4095 + "\nstep")
     tail = machine.ask("logs", run_id=run_id, lines=2)
-    assert tail["text"].startswith("step    800/800")
+    assert tail["text"].startswith("step    600/600")
 
 
 def test_python_that_runs_the_agent_need_not_be_the_trainers(machine):

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
-import time
 
 import pytest
 
-from tests.agent.machine import RefusalError, wait_for
+from tests.agent.call import RefusalError, wait_for
 
 
 def test_a_lease_is_held_by_one_and_given_back(bare):
@@ -103,8 +103,6 @@ def test_many_who_want_it_at_once_get_one_lease(bare):
 
 
 def test_a_changing_verb_waits_for_the_lock_until_its_deadline(machine):
-    import fcntl
-
     machine.deploy()
     machine.change("# changed\n")
     digest, entries, blobs = machine.manifest()
@@ -114,7 +112,6 @@ def test_a_changing_verb_waits_for_the_lock_until_its_deadline(machine):
             machine.ask("sync", manifest=entries, digest=digest, deadline=0.4)
         assert caught.value.code == "deadline"
         call = machine.start("sync", manifest=entries, digest=digest)
-        time.sleep(0)
         fcntl.flock(lock, fcntl.LOCK_UN)
         assert call.result(blobs)["changed"]
 

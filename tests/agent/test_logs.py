@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tasks.agent import logfile
-from tests.agent.machine import RefusalError
+from tests.agent.call import RefusalError
 
 
 def test_a_log_is_read_on_by_offset_without_losing_or_repeating_a_line(machine):

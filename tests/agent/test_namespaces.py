@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from tests.agent.machine import Machine, lives, read_file, read_stat, wait_for
+from tasks.link.program import AGENT
+from tests.agent.call import RefusalError, wait_for
+from tests.agent.machine import Machine, lives, read_file, read_stat
 
 pytestmark = pytest.mark.needs_namespaces
 
@@ -102,3 +107,50 @@ def test_a_restarted_container_is_told_apart_by_start_times(container, tmp_path)
     finally:
         outside.close()
     assert read_stat(container.first) is None or not lives(container.first)
+
+
+@pytest.fixture
+def freezer(not_run):
+    """A control group whose processes no signal reaches while it is frozen."""
+    top = Path("/sys/fs/cgroup/freezer")
+    if os.getuid() != 0 or not (top / "cgroup.procs").exists():
+        not_run("needs root and a freezer of cgroup v1")
+    group = top / f"agent-test-{os.getpid()}"
+    group.mkdir()
+    yield group
+    (group / "freezer.state").write_text("THAWED")
+    wait_for(lambda: not (group / "cgroup.procs").read_text())
+    group.rmdir()
+
+
+def test_a_process_that_cannot_be_ended_is_named_with_its_state(machine, freezer, tmp_path):
+    agent = shutil.copytree(AGENT, tmp_path / "agent")
+    text = (agent / "stop.py").read_text()
+    assert "KILL_S = 15.0" in text
+    (agent / "stop.py").write_text(text.replace("KILL_S = 15.0", "KILL_S = 0.5"))
+    machine.agent = agent
+    launched = machine.train()
+    (freezer / "cgroup.procs").write_text(str(launched["pid"]))
+    (freezer / "freezer.state").write_text("FROZEN")
+    wait_for(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
+    words = rf"cannot be ended: pid {launched['pid']}, state D, wchan \S+; it hangs in the kernel"
+    with pytest.raises(RefusalError, match=words) as caught:
+        machine.kill(grace_s=0.1)
+    assert caught.value.code == "failed"
+    with pytest.raises(RefusalError, match="in this root"):
+        machine.launch()
+    (freezer / "freezer.state").write_text("THAWED")
+    wait_for(lambda: not machine.members())
+    assert machine.kill()["changed"] is False
+
+
+def test_a_full_disk_does_not_hide_how_a_run_ended(small_disk):
+    run_id = small_disk.launch("--load-seconds", 1.5)["run_id"]
+    folder = small_disk.run_folder(run_id)
+    small_disk.fill()
+    pid = json.loads(small_disk.inside(f"cat {folder}/process.json"))["trainer"]["pid"]
+    wait_for(lambda: not lives(pid))
+    assert small_disk.health(run_id)["exit"] is None
+    small_disk.empty()
+    health = wait_for(lambda: (h := small_disk.health(run_id))["exit"] and h)
+    assert (health["state"], health["exit"]["code"]) == ("crashed", 1)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
 
 import pytest
 
-from tests.agent.machine import RefusalError, wait_for
+from tasks.agent import releases
+from tasks.agent.desk import Refused
+from tests.agent.call import RefusalError, wait_for
 
 
 def test_a_first_sync_sends_all_and_a_second_nothing(bare):
@@ -78,15 +78,12 @@ def test_executable_files_keep_their_bit(machine):
     ],
 )
 def test_odd_paths_are_refused(machine, path):
-    machine.deploy()
-    _, entries, blobs = machine.manifest()
+    _, entries, _ = machine.manifest()
     entries[-1]["path"] = path
     entries.sort(key=lambda entry: str(entry["path"]))
-    before = machine.snapshot()
-    with pytest.raises(RefusalError) as caught:
-        machine.ask("sync", manifest=entries, digest=machine.digest(entries), blobs=blobs)
+    with pytest.raises(Refused) as caught:
+        releases.parse(entries, machine.digest(entries))
     assert caught.value.code == "bad-request"
-    assert machine.snapshot() == before
 
 
 @pytest.mark.parametrize(
@@ -96,8 +93,8 @@ def test_odd_paths_are_refused(machine, path):
 def test_odd_entries_are_refused(machine, change):
     _, entries, _ = machine.manifest()
     entries[0].update(change)
-    with pytest.raises(RefusalError) as caught:
-        machine.ask("sync", manifest=entries, digest=machine.digest(entries))
+    with pytest.raises(Refused) as caught:
+        releases.parse(entries, machine.digest(entries))
     assert caught.value.code == "bad-request"
 
 
@@ -199,29 +196,9 @@ def test_each_change_is_one_line_of_history_and_no_more(machine):
     assert [line["result"] for line in lines] == ["synced", "synced", "started", "finished"]
 
 
-@pytest.fixture
-def small_disk(bare, not_run):
-    """A host whose home has 20 MiB; `fill()` takes all of them."""
-    if os.getuid() != 0:
-        not_run("needs root for a small file system")
-    mount = f"mount -t tmpfs -o size=20m tmpfs {bare.home} && echo && exec sleep 60"
-    words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", mount]
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as space:
-        if not space.stdout.readline():
-            not_run("unshare and mount are not allowed here")
-        bare.prefix = ["nsenter", "-t", str(space.pid), "--mount"]
-        bare.fill = lambda: subprocess.run(
-            [*bare.prefix, "sh", "-c", f"cat /dev/zero > {bare.home}/zeros"],
-            stderr=subprocess.DEVNULL,
-            check=False,
-        )
-        bare.lease()
-        yield bare
-        space.kill()
-
-
 @pytest.mark.needs_namespaces
 def test_a_full_disk_is_told_before_anything_is_sent(small_disk):
+    small_disk.change("# changed\n")
     small_disk.fill()
     with pytest.raises(RefusalError, match=r"disk full, 0 MiB free and 16 MiB needed; free some"):
         small_disk.sync()
@@ -229,6 +206,7 @@ def test_a_full_disk_is_told_before_anything_is_sent(small_disk):
 
 @pytest.mark.needs_namespaces
 def test_a_disk_that_fills_up_meanwhile_leaves_no_part(small_disk):
+    small_disk.change("# changed\n")
     digest, entries, blobs = small_disk.manifest()
     call = small_disk.start("sync", manifest=entries, digest=digest)
     _, need = call.next()
@@ -236,7 +214,6 @@ def test_a_disk_that_fills_up_meanwhile_leaves_no_part(small_disk):
     call.write(b"".join(blobs[sha256] for sha256 in need["blobs"]))
     with pytest.raises(RefusalError, match="disk full"):
         call.result()
-    words = [*small_disk.prefix, "find", str(small_disk.root), "-name", ".tmp-*"]
-    assert subprocess.run(words, capture_output=True, check=True).stdout == b""
-    subprocess.run([*small_disk.prefix, "rm", f"{small_disk.home}/zeros"], check=True)
+    assert small_disk.inside(f"find {small_disk.root} -name '.tmp-*'") == ""
+    small_disk.empty()
     assert small_disk.sync()["changed"]

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.machine import RefusalError, lives, read_stat, wait_for
+from tests.agent.call import RefusalError, wait_for
+from tests.agent.machine import lives, read_stat
 
 CHILDREN = ("--children", 2, "--new-session-child", "--orphan-child", "--bare-child")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.agent.machine import RefusalError, lives, wait_for
+from tests.agent.call import RefusalError, wait_for
+from tests.agent.machine import lives
 
 REQUIRED = ["flat-gradients", "exact-resume"]
 
