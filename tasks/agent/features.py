@@ -63,7 +63,7 @@ def _device(wanted: List[int], warnings: List[str]) -> str:
         return ""
     best = max(found, key=lambda gpu: gpu["free_mib"] or 0)
     if (best["free_mib"] or 0) < LEAST_FREE_MIB:
-        warnings.append("not checked on a GPU: GPU full")
+        warnings.append("not checked: GPU full")
         return ""
     return str(best["index"])
 

@@ -125,7 +125,8 @@ def tended(desk: Desk, root: Root, seconds: float) -> Iterator[None]:
         if lease is not None and lease.get("token") == desk.lease:
             lease.pop("left_s")
             lease["until_boottime"] = boottime() + seconds
-            replace(os.path.join(root.lease, "lease.json"), json.dumps(lease).encode())
+            path = os.path.join(root.lease, "lease.json")
+            replace(path, json.dumps(lease).encode(), durable=False)
 
     before, desk.tend = desk.tend, renew
     try:
@@ -183,7 +184,8 @@ def _put(root: Root, text: bytes) -> None:
     mine = os.path.join(root.path, f"{TEMPORARY}lease-{secrets.token_hex(4)}")
     old = os.path.join(root.path, f"{TEMPORARY}lease-{secrets.token_hex(4)}")
     os.mkdir(mine)
-    write(os.path.join(mine, "lease.json"), text)
+    # Not flushed: after a power cut the boot id has changed, and no lease holds any more.
+    write(os.path.join(mine, "lease.json"), text, durable=False)
     if os.path.isdir(root.lease):
         os.rename(root.lease, old)
     os.rename(mine, root.lease)

@@ -140,22 +140,24 @@ def root_of(arguments: Dict[str, Any]) -> Root:
     return root
 
 
-def write(path: str, content: bytes, mode: int = 0o600) -> None:
-    """Write a file and its content to disk; for names that nobody reads yet."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+def write(path: str, content: bytes, *, durable: bool = True) -> None:
+    """Write a file; for names that nobody reads yet. Not durable: a power cut may empty it."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:
         file.write(content)
-        file.flush()
-        os.fsync(descriptor)
+        if durable:
+            file.flush()
+            os.fsync(descriptor)
 
 
-def replace(path: str, content: bytes) -> None:
+def replace(path: str, content: bytes, *, durable: bool = True) -> None:
     """Change a file so that a reader, or a crash, finds the old or the new one whole."""
     folder, name = os.path.split(path)
     beside = os.path.join(folder, f"{TEMPORARY}{name}-{os.getpid()}")
-    write(beside, content)
+    write(beside, content, durable=durable)
     os.replace(beside, path)
-    flush_folder(folder)
+    if durable:
+        flush_folder(folder)
 
 
 def flush_folder(path: str) -> None:

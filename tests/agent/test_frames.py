@@ -52,6 +52,19 @@ def test_a_bug_comes_back_with_its_traceback_and_source_lines(machine, tmp_path)
         _raw(machine, {"verb": "health"}, agent=agent).result()
 
 
+def test_a_verb_that_is_stuck_is_ended_after_its_deadline(machine, tmp_path):
+    agent = shutil.copytree(AGENT, tmp_path / "agent")
+    with (agent / "runs.py").open("a") as file:
+        file.write("\n\ndef health(desk, arguments):\n    time.sleep(60)\n")
+    text = (agent / "desk.py").read_text()
+    assert "OVERDUE_S = 5.0" in text
+    (agent / "desk.py").write_text(text.replace("OVERDUE_S = 5.0", "OVERDUE_S = 0.3"))
+    call = _raw(machine, {"verb": "health", "deadline": 0.3}, agent=agent)
+    with pytest.raises(RefusalError, match=r"stuck 0.3 s after its deadline of 0.3 s") as caught:
+        call.result()
+    assert (caught.value.code, call.status) == ("deadline", 1)
+
+
 @pytest.mark.parametrize(
     "change",
     [{"deadline": 0}, {"deadline": "9"}, {"lease": 5}, {"by": 7}, {"by": {"who": 1}}, {"verb": 1}],
