@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 _PATIENCE = timedelta(minutes=60)
 # The desk kills what outlives the grace; torch's launcher must have ended its ranks before that.
 _MARGIN_S = 5.0
+# What a rank exits with when another one failed: seen by the launcher alone, which looks for the
+# cause. The rank that crashed may well be the last to be gone.
+_LOST = 75
 
 
 class World:
@@ -114,9 +117,9 @@ class World:
         try:
             dist.all_reduce(tensor)
         except RuntimeError as error:
-            raise TrainerError(
-                f"rank {self.rank}: lost the other ranks: {str(error).splitlines()[0]}"
-            ) from error
+            lost = TrainerError(f"lost the other ranks: {str(error).splitlines()[0]}")
+            lost.exit_code = _LOST
+            raise lost from error
 
     def close(self) -> None:
         """Leave the group, without waiting for anybody."""
@@ -223,6 +226,7 @@ class _Agent(LocalElasticAgent):
     """torch's launcher, with a stop that waits."""
 
     pids: tuple[int, ...] = ()
+    stopping = False
 
     def _start_workers(self, worker_group: Any) -> Any:
         # Ranks inherit the blocked signals and take them over when they can act on them, so
@@ -231,11 +235,14 @@ class _Agent(LocalElasticAgent):
         try:
             started = super()._start_workers(worker_group)
             self.pids = tuple(started.values())
+            if self.stopping:  # since before there was a rank to tell
+                self.pass_on()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         return started
 
     def pass_on(self) -> None:
+        self.stopping = True
         for pid in self.pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
@@ -256,18 +263,18 @@ def _store() -> TCPStore:
 
 
 def _code(failures: dict[int, int]) -> int:
-    # A rank that failed takes the others down with it: those end with 1 (lost the others) or by
-    # the launcher's SIGTERM, so any other code is the cause.
+    # A rank that failed takes the others down with it: those lose it, or the launcher ends them.
+    # Any other code is the cause.
     if not failures:
         return 0
     told = {rank: code for rank, code in failures.items() if code in (2, 3)}
     if told:
         return min(told.values())  # and its message is on stderr already
-    rank, code = min(failures.items(), key=lambda item: (item[1] == -signal.SIGTERM, item[1] == 1))
+    rank, code = min(failures.items(), key=lambda item: item[1] in (_LOST, -signal.SIGTERM))
     error = TrainerError(
         f"rank {rank}: "
         + (f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}")
         + "; the other ranks were ended"
     )
-    error.exit_code = 128 - code if code < 0 else code
+    error.exit_code = 128 - code if code < 0 else 1 if code == _LOST else code
     raise error

@@ -162,17 +162,31 @@ def test_the_grace_bounds_the_wait(flags, tmp_path):
     assert "ranks: did not end within the grace after SIGTERM" in err
 
 
+def test_a_stop_that_comes_while_the_ranks_start_reaches_them(monkeypatch):
+    told = []
+    monkeypatch.setattr(world.LocalElasticAgent, "_start_workers", lambda *_: {0: 71, 1: 72})
+    monkeypatch.setattr(world.os, "kill", lambda *words: told.append(words))
+    monkeypatch.delenv("TRAINER_GRACE_SECONDS", raising=False)
+    agent = world._Agent.__new__(world._Agent)
+    agent.pass_on()
+    assert told == []
+    assert agent._start_workers(None) == {0: 71, 1: 72}
+    assert told == [(71, signal.SIGTERM), (72, signal.SIGTERM)]
+
+
 @pytest.mark.parametrize(
     ("failures", "code", "words"),
     [
-        ({0: 1, 1: 2}, 2, None),
+        ({0: 75, 1: 2}, 2, None),
         ({0: -15, 1: 3}, 3, None),
-        ({0: 1, 1: -9}, 137, "rank 1: was killed by SIGKILL"),
+        ({0: 75, 1: -9}, 137, "rank 1: was killed by SIGKILL"),
         ({0: -15, 1: 1}, 1, "rank 1: exited with 1"),
-        ({0: 1, 1: 7}, 7, "rank 1: exited with 7"),
+        ({0: 75, 1: 1}, 1, "rank 1: exited with 1"),
+        ({0: 75, 1: -15}, 1, "rank"),
+        ({0: 75, 1: 7}, 7, "rank 1: exited with 7"),
     ],
 )
-def test_the_code_of_a_run_is_that_of_the_rank_that_failed_first(failures, code, words):
+def test_the_code_of_a_run_is_that_of_the_rank_that_failed(failures, code, words):
     if words is None:
         assert world._code(failures) == code
         return

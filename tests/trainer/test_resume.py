@@ -77,11 +77,13 @@ def test_a_stop_in_any_step_resumes_to_the_same_bits(go, tmp_path):
         assert steps_seen(tmp_path / f"at-{k}") == list(range(1, total + 1))
 
 
-def test_stops_one_after_the_other_resume_too(go, tmp_path):
-    _, whole = go("whole", epochs=3, accumulation=2)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_stops_one_after_the_other_resume_too(go, tmp_path, dtype):
+    more = {"epochs": 3, "accumulation": 2, "dtype": dtype}
+    _, whole = go("whole", **more)
     total = status(tmp_path / "whole")["step"]
     for _ in range(total):
-        _, resumed = go("often", epochs=3, accumulation=2, stop_in=1)
+        _, resumed = go("often", stop_in=1, **more)
     assert status(tmp_path / "often")["phase"] == "finished"
     assert same(whole, resumed)
 
