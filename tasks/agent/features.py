@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from . import children, gpus
 from .desk import Desk, Refused, want
 from .lease import watching
-from .root import expand, root_of
+from .root import program, root_of
 from .spec import Spec, texts
 
 NICE = 19
@@ -26,7 +26,7 @@ def features(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     root = root_of(arguments)
     digest = want(arguments, "digest", str)
     release = root.release(digest)
-    python = expand(want(arguments, "python", str), "python")
+    python = program(want(arguments, "python", str), "python")
     required = texts(want(arguments, "required", list, default=[]), "required")
     warnings: List[str] = []
     if not os.path.isdir(release):

@@ -28,6 +28,8 @@ def present(root: Root) -> Optional[Dict[str, Any]]:
     until = lease.get("until_boottime")
     if lease.get("boot_id") != boot_id() or not isinstance(until, (int, float)):
         return None
+    if not isinstance(lease.get("token"), str):
+        return None
     left = until - boottime()
     return {**lease, "left_s": round(left, 1)} if left > 0 else None
 
@@ -123,16 +125,28 @@ def tended(desk: Desk, root: Root, seconds: float) -> Iterator[None]:
         due = boottime() + seconds / 4
         lease = present(root)
         if lease is not None and lease.get("token") == desk.lease:
-            lease.pop("left_s")
-            lease["until_boottime"] = boottime() + seconds
-            path = os.path.join(root.lease, "lease.json")
-            replace(path, json.dumps(lease).encode(), durable=False)
+            _renew(root, lease, seconds)
 
     before, desk.tend = desk.tend, renew
     try:
         yield
     finally:
         desk.tend = before
+
+
+def _renew(root: Root, lease: Dict[str, Any], seconds: float) -> bool:
+    """Let it run for `seconds` from now; False when it was given back meanwhile.
+
+    Without the lock: a verb of the same holder may keep that for a whole grace period.
+    """
+    lease = {**lease, "seconds": seconds, "until_boottime": boottime() + seconds}
+    del lease["left_s"]
+    try:
+        path = os.path.join(root.lease, "lease.json")
+        replace(path, json.dumps(lease).encode(), durable=False)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 @contextlib.contextmanager
@@ -156,26 +170,28 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise Refused("bad-request", "token: give 32 hex digits")
     if not 1 <= seconds <= 86_400:
         raise Refused("bad-request", f"seconds: is {seconds:g}; give 1 to 86,400")
+    lease = _own(root, token)  # at once: another's verb may keep the lock for a whole grace period
     if want(arguments, "dry", bool, default=False):
-        lease = present(root)
-        if lease is not None and lease["token"] != token:
-            raise _held(lease)
         return {"changed": lease is None, "token": token}
-    lease = present(root)
-    if lease is not None and lease["token"] != token:
-        raise _held(lease)  # at once: its holder may keep the lock for a whole grace period
+    if lease is not None and _renew(root, lease, seconds):
+        return {"changed": False, **lease, "seconds": seconds, "left_s": seconds}
     os.makedirs(root.path, exist_ok=True)
     with locked(desk, root):
         root.claim()
-        lease = present(root)
-        if lease is not None and lease["token"] != token:
-            raise _held(lease)
+        _own(root, token)
         root.sweep()
-        changed = lease is None
         _put(root, _text(desk.by, why, seconds, token))
-        lease = present(root)
+        lease = _own(root, token)
         assert lease is not None
-        return {"changed": changed, **lease}
+        return {"changed": True, **lease}
+
+
+def _own(root: Root, token: str) -> Optional[Dict[str, Any]]:
+    """The present lease, if any; it is that of `token`. Raises Refused, lease-held."""
+    lease = present(root)
+    if lease is not None and lease["token"] != token:
+        raise _held(lease)
+    return lease
 
 
 def _put(root: Root, text: bytes) -> None:
@@ -196,15 +212,11 @@ def lease_release(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Give the lease back; none held, or ran out: unchanged. Raises Refused, lease-held."""
     root = root_of(arguments)
     token = want(arguments, "token", str)
-    lease = present(root)
-    if lease is not None and lease["token"] != token:
-        raise _held(lease)
+    lease = _own(root, token)
     if not os.path.isdir(root.lease) or want(arguments, "dry", bool, default=False):
         return {"changed": lease is not None}
     with locked(desk, root):
-        again = present(root)
-        if again is not None and again["token"] != token:
-            raise _held(again)
+        _own(root, token)
         remove(root.lease)
     return {"changed": lease is not None}
 

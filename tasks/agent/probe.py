@@ -13,7 +13,7 @@ from typing import Any, Dict, List, Optional
 
 from . import gpus, lease, machine, releases, runs
 from .desk import Desk, want
-from .root import TEMPORARY, expand, root_of
+from .root import TEMPORARY, expand, program, root_of
 
 PYTHON_S = 30.0
 ASK_PYTHON = """
@@ -33,7 +33,7 @@ def probe(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     warnings: List[str] = []
     smi = gpus.ask()
     python = want(arguments, "python", str, default=None)
-    asked = _ask_python(expand(python, "python"), warnings) if python else None
+    asked = _ask_python(program(python, "python"), warnings) if python else None
     disks = [_disk("root", root.path, write=True)]
     for what in ("target", "data", "output"):
         path = want(arguments, what, str, default=None)

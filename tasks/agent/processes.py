@@ -183,7 +183,8 @@ def send(who: Identity, number: int) -> bool:
 
 
 def where_stuck(who: Identity) -> str:
-    """State and kernel function of a process that will not go, for people."""
+    """Owner, state and kernel function of a process that will not go, for people."""
     found = who.stat()
     waits = first_line(f"/proc/{who.pid}/wchan")
-    return f"pid {who.pid}, state {found.state if found else 'gone'}, wchan {waits or 'unknown'}"
+    state = found.state if found else "gone"
+    return f"pid {who.pid}, uid {owner(who.pid)}, state {state}, wchan {waits or 'unknown'}"

@@ -14,6 +14,7 @@ from .machine import host_name, machine_id
 TEMPORARY = ".tmp-"
 """Names that begin so are nobody's; whoever holds the lock next removes them."""
 RUN_ID = re.compile(r"\A[0-9]{8}-[0-9]{6}-[0-9a-f]{4}\Z")
+PROGRAM = re.compile(r"\A[A-Za-z0-9_][A-Za-z0-9_.+-]*\Z")
 DIGEST = re.compile(r"\A[0-9a-f]{64}\Z")
 OURS = ("machine.json", "blobs", "releases", "current", "runs", "lease", "history.jsonl", ".lock")
 
@@ -124,6 +125,15 @@ def expand(text: str, what: str) -> str:
     if odd or not path.startswith("/") or ".." in path.split("/") or len(path) > 2000:
         raise Refused("bad-request", f"{what}: is {text!r}; give an absolute path, or one from ~/")
     return os.path.normpath(path)
+
+
+def program(text: str, what: str) -> str:
+    """A program's path as `expand` gives it, or its bare name, which PATH resolves.
+
+    Raises:
+        Refused: bad-request.
+    """
+    return text if PROGRAM.match(text) else expand(text, what)
 
 
 def root_of(arguments: Dict[str, Any]) -> Root:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Dict, List, Optional, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 from . import gpus, history, processes, runs
 from .desk import Desk, Refused, want
@@ -83,7 +83,7 @@ class _Stop:
 
     def end(self) -> Dict[str, Any]:
         began = time.monotonic()
-        self._refuse_strangers(self._union.look())
+        self._refuse_strangers()
         devices = self._devices()
         self._ask_leader()
         self._force()
@@ -113,8 +113,8 @@ class _Stop:
             "warnings": self._warnings,
         }
 
-    def _refuse_strangers(self, found: List[Identity]) -> None:
-        for who in found:
+    def _refuse_strangers(self) -> None:
+        for who in self._union.look():
             user = processes.owner(who.pid)
             if user not in (None, os.getuid()):
                 raise Refused(
@@ -162,18 +162,24 @@ class _Stop:
                 for who in left:
                     if who not in hit:
                         hit.add(who)
-                        self._refuse_strangers([who])
-                        for number in numbers:
-                            self._send(who, number, "left over")
+                        self._send_all(who, numbers)
                 if time.monotonic() >= end:
                     break
                 self._desk.pause(LOOK_S)
+        self._tell_stuck()
+
+    def _send_all(self, who: Identity, numbers: Sequence[int]) -> None:
+        if processes.owner(who.pid) in (None, os.getuid()):  # else it is named when all is done
+            for number in numbers:
+                self._send(who, number, "left over")
+
+    def _tell_stuck(self) -> None:
         stuck = "; ".join(processes.where_stuck(who) for who in self._union.look())
         if stuck:
             raise Refused(
                 "failed",
-                f"run {self._run.run_id}: cannot be ended: {stuck}; it hangs in the kernel, and"
-                " the host may need a reboot",
+                f"run {self._run.run_id}: cannot be ended: {stuck}; what hangs in the kernel"
+                " goes with a reboot alone",
                 signals=self._signals,
             )
 

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, Optional
 from . import children, gpus, outputs, probe, processes, releases, runs
 from .desk import Desk, Refused, want
 from .lease import watching
-from .root import Root, expand, root_of
+from .root import Root, program, root_of
 from .spec import Spec
 
 ASK_IMPORT = """
@@ -42,7 +42,7 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     imported: Dict[str, Any] = {}
     if not wrong and python:
         with watching(desk, root):
-            imported = _import(desk, release, expand(python, "python"), spec, wrong)
+            imported = _import(desk, release, program(python, "python"), spec, wrong)
     if spec is not None:
         wrong += _paths(root, spec, warnings)
         wrong += _ports(root, spec, warnings)

@@ -38,6 +38,18 @@ def test_a_token_may_come_with_the_request(bare):
         bare.ask("lease_acquire", seconds=60, why="x")
 
 
+def test_a_lease_is_renewed_while_a_verb_of_its_holder_has_the_lock(bare):
+    bare.lease()
+    with (bare.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        again = bare.ask("lease_acquire", seconds=9000, token=bare.token)
+        assert (again["changed"], again["left_s"]) == (False, 9000)
+        assert bare.ask("lease_show")["lease"]["left_s"] > 8990
+        with pytest.raises(RefusalError) as caught:
+            bare.ask("lease_acquire", seconds=5, token=secrets.token_hex(16))
+        assert caught.value.code == "lease-held"
+
+
 def test_others_cannot_give_a_lease_back(bare):
     bare.lease()
     with pytest.raises(RefusalError) as caught:

@@ -133,7 +133,7 @@ def test_a_process_that_cannot_be_ended_is_named_with_its_state(machine, freezer
     (freezer / "cgroup.procs").write_text(str(launched["pid"]))
     (freezer / "freezer.state").write_text("FROZEN")
     wait_for(lambda: (freezer / "freezer.state").read_text() == "FROZEN\n")
-    words = rf"cannot be ended: pid {launched['pid']}, state D, wchan \S+; it hangs in the kernel"
+    words = rf"cannot be ended: pid {launched['pid']}, uid 0, state D, wchan \S+; what hangs"
     with pytest.raises(RefusalError, match=words) as caught:
         machine.kill(grace_s=0.1)
     assert caught.value.code == "failed"

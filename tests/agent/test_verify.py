@@ -55,6 +55,20 @@ def test_a_python_that_is_none_is_told(machine):
         machine.ask("verify", digest=digest, python="/no/python")
 
 
+def test_a_bare_name_of_a_python_is_looked_up_on_path(machine, tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python-of-mine").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    digest = machine.deploy()
+    for verb in ("probe", "verify", "features"):
+        found = machine.ask(verb, digest=digest, python="python-of-mine", required=[])
+        assert found["warnings"] == []
+    spec = machine.spec()
+    spec["argv"][0] = "python-of-mine"
+    run_id = machine.launch(spec=spec)["run_id"]
+    assert machine.ask("await_progress", run_id=run_id)["step"] >= 1
+
+
 def test_paths_of_the_spec_are_tried(machine):
     machine.deploy()
     spec = machine.spec("--target-model", "~/model", f"--data-dir={machine.home}")
