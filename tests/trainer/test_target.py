@@ -100,22 +100,28 @@ def test_tied_and_untied_heads(tiny_target_dir, tiny_qwen_dir):
         torch.testing.assert_close(reply.hidden_states[-1] @ target.head_VH.T, reply.logits)
 
 
-def test_shape_is_read_also_from_a_nested_config(tiny_qwen_dir):
-    target = load(tiny_qwen_dir)
-    plain = transformers.AutoConfig.from_pretrained(tiny_qwen_dir)
+def test_a_nested_hybrid_target_gives_its_own_hidden_states(tmp_path):
+    # As Qwen3.5 and 3.6: the language model lies inside, most layers are recurrent.
+    folder, whole = tiny.save_qwen35(tmp_path / "model")
+    target = load(folder, taps=[1, 3, 5])
+    assert (target.hidden_size, target.layers, target.vocabulary) == (32, 8, 64)
+    assert torch.equal(target.head_VH, whole.lm_head.weight)
+    ids = torch.randint(3, 64, (15,), generator=torch.Generator().manual_seed(0))
+    starts = torch.tensor([0, 5, 6, 15])
+    features = target.features(ids, starts)
+    for start, end in ((0, 5), (5, 6), (6, 15)):
+        with torch.no_grad():
+            states = whole(ids[None, start:end], output_hidden_states=True).hidden_states
+        wanted = torch.cat([states[tap + 1][0] for tap in target.tap_ids], dim=-1)
+        torch.testing.assert_close(features[start:end], wanted, rtol=1e-4, atol=1e-3)
+    with pytest.raises(InputError, match="keeps recurrent state"):
+        target.new_cache()
 
-    class Nesting:
-        model_type = "qwen3_vl"
 
-        def get_text_config(self):
-            return plain
-
-    from trainer.model.target_shape import read_shape
-
-    nested = read_shape(Nesting())
-    assert nested.family == "qwen3_vl"
-    assert (nested.hidden_size, nested.layers, nested.heads, nested.kv_heads) == (32, 8, 4, 2)
-    assert (target.shape.rope_theta, target.shape.head_dim) == (nested.rope_theta, 8)
+def test_a_head_that_does_more_than_multiply_is_refused(tmp_path):
+    folder = tiny.save_llama(tmp_path / "model", final_logit_softcapping=30.0)
+    with pytest.raises(InputError, match=r"final_logit_softcapping 30\.0"):
+        load(folder)
 
 
 def test_what_cannot_be_loaded_is_said_in_one_line(tmp_path, tiny_target_dir):

@@ -64,12 +64,30 @@ def save_qwen(out, **changes):
     return _save(transformers.Qwen3ForCausalLM, config, out)
 
 
+def save_qwen35(out):
+    """A vision-language model with a hybrid language model; the model itself comes along."""
+    linear = {"linear_key_head_dim": 8, "linear_value_head_dim": 8}
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    config = transformers.Qwen3_5Config(
+        text_config=SIZES | {"num_hidden_layers": 8, "head_dim": 16} | linear | heads,
+        vision_config=vision | {"out_hidden_size": 32, "num_position_embeddings": 16},
+    )
+    return out, _made(transformers.Qwen3_5ForConditionalGeneration, config, out)
+
+
 def _save(kind, config, out):
+    _made(kind, config, out)
+    return out
+
+
+def _made(kind, config, out):
     transformers.utils.logging.disable_progress_bar()
     with torch.random.fork_rng():
         torch.manual_seed(7)
-        kind(config).float().save_pretrained(out)
-    return out
+        model = kind(config).float().eval()
+    model.save_pretrained(out)
+    return model
 
 
 def vectors():
