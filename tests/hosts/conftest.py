@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import shutil
+import time
+import zlib
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from tasks import release as releases
-from tasks.link import Link
+from tasks.link import Link, dial
+from tasks.link.exchange import Exchange, Question
+from tasks.link.route import route
 from tasks.operations import By, Run, new_run_id
-from tests.hosts.lab import Lab, able, needs
+from tests.hosts.asked import NONCE
+from tests.hosts.ground import able, needs
+from tests.hosts.lab import Lab
 
 STUB = Path(__file__).resolve().parent.parent / "stub" / "trainer"
 
@@ -73,6 +79,40 @@ def door(notes):
     yield make
     for link in made:
         link.close()
+
+
+@pytest.fixture
+def say():
+    """`say(host, source)`: what the desk makes of a host whose program is `source`."""
+    calls = []
+
+    def put(host, source, *, seconds=30.0, python="python3", on_progress=None, **options):
+        call = dial.call(host.name, route(host), host.if_down, left=lambda: 10.0)
+        calls.append(call)
+        began = time.monotonic()
+        question = Question(
+            host=host.name,
+            verb="sync",
+            command=f"exec {python} -I -S -B -c 'import sys,zlib;i=sys.stdin.buffer;"
+            "exec(zlib.decompress(i.read(int(i.readline()))))'",
+            program=zlib.compress(source.encode()),
+            request={"nonce": NONCE},
+            python=python,
+        )
+        stopped = options.pop("stopped", lambda: False)
+        put.call = call
+        return Exchange(
+            question,
+            call.transport,
+            until=began + seconds,
+            clock=time.monotonic,
+            sleep=time.sleep,
+            stopped=stopped,
+        ).run(options.pop("blobs", None), on_progress)
+
+    yield put
+    for call in calls:
+        call.close()
 
 
 @pytest.fixture

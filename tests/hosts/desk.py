@@ -12,7 +12,7 @@ from pathlib import Path
 
 import yaml
 
-from tests.hosts.lab import settings
+from tests.hosts.machine import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FAB = Path(sys.executable).with_name("fab")

@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from tests.hosts.desk import Desk, plain, states
-from tests.hosts.lab import until
+from tests.hosts.ground import until
 
 
 @pytest.fixture
@@ -244,6 +244,17 @@ def test_logs_follow_over_lost_connections_without_losing_or_repeating_a_line(de
     log = (desk.machine.home / "fab/runs/latest/train.log").read_text().splitlines(keepends=True)
     assert got == log[log.index(got[0]) :]
     assert len(got) > 200
+
+
+def test_ctrl_c_ends_following_in_one_line(desk):
+    desk.fab("deploy")
+    given = desk.command("logs", "-f")
+    with subprocess.Popen(**given, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout.readline()
+        following.send_signal(signal.SIGINT)
+        _, err = following.communicate(timeout=30)
+    assert following.returncode == 12
+    assert err == "fab: interrupted: logs on gpu1 under way; see `fab status`\n"
 
 
 def test_following_ends_when_nobody_reads_on(desk):

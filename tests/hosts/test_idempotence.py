@@ -10,7 +10,7 @@ import pytest
 from tasks import operations, plans
 from tasks.fleet import carry_out
 from tasks.link import Link
-from tests.hosts.lab import until
+from tests.hosts.ground import until
 
 WATCHED = ("releases", "blobs", "runs", "current", "machine.json", "history.jsonl")
 

@@ -26,7 +26,9 @@ from tasks.operations import (
     verify,
     verify_features,
 )
-from tests.hosts.lab import Relay, settings, until
+from tests.hosts.ground import until
+from tests.hosts.machine import settings
+from tests.hosts.relay import Relay
 
 DEPLOY = (probe, sync, verify, verify_features, kill, launch, await_progress)
 

@@ -17,7 +17,7 @@ from tasks import errors, plans
 from tasks.fleet import carry_out
 from tasks.inventory import RunSettings
 from tasks.link import Link
-from tests.hosts.lab import until
+from tests.hosts.ground import until
 
 NAME = "train_dflash_online.py"
 
