@@ -246,6 +246,8 @@ def _show_logs(words: Words, face: Face, *, follow: bool, lines: str) -> int:
     read = ReadLogs(emit=emit, run_id=words.run_id or None, lines=int(lines), follow=follow)
 
     def on_outcome(outcome: Outcome) -> None:
+        if isinstance(outcome.error, Interrupted):
+            return  # Ctrl-C is how one stops following; a single line tells it
         if outcome.error:
             face.note(str(outcome.error))
             face.tell("outcome", report.outcome_object(outcome))

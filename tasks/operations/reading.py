@@ -63,7 +63,10 @@ class ReadLogs:
     follow: bool = False
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    __name__: str = "logs"
+
+    def __post_init__(self) -> None:
+        # As a field with a default it would be the name of the class.
+        self.__name__ = "logs"
 
     def __call__(self, host: Host, run: Run, link: Link) -> Effect:
         """Hand out lines until the log ends, or, following, until the run does.
