@@ -237,8 +237,9 @@ def _show_logs(words: Words, face: Face, *, follow: bool, lines: str) -> int:
     def emit(host: str, run_id: str, texts: Sequence[str]) -> bool:
         for text in texts if face.as_json else ():
             face.tell("log", {"host": host, "run_id": run_id, "line": text})
-        # A terminal shows the last state of a line that was redrawn; a file gets all of it.
-        shown = [visible(text.split("\r")[-1]) for text in texts] if face.terminal else texts
+        # A terminal shows the last state of a line that was redrawn; a file gets all of it. The
+        # link has escaped what could steer a terminal, the carriage returns included.
+        shown = [_last_state(text) for text in texts] if face.terminal else texts
         prefix = f"{host}  " if len(hosts) > 1 else ""
         face.say("\n".join(f"{prefix}{text}" for text in shown))
         return face.listening
@@ -255,6 +256,10 @@ def _show_logs(words: Words, face: Face, *, follow: bool, lines: str) -> int:
             face.note(f"{outcome.host}: run {outcome.facts['run_id']} has ended; see `fab status`")
 
     return report.exit_code(_on_all((read,), hosts, _run(words, ()), face, on_outcome))
+
+
+def _last_state(line: str) -> str:
+    return line.removesuffix("\\x0d").rpartition("\\x0d")[2]
 
 
 def _hosts(words: Words) -> tuple[Host, ...]:

@@ -94,7 +94,8 @@ class ReadLogs:
             lines = _lines(reply)
             given += len(lines)
             read_on = not lines or self.emit(host.name, place["run_id"], lines)
-            more = reply["more"] or (self.follow and not reply["ended"])
+            # Not following, it ends after the lines that were asked for, however fast more come.
+            more = not reply["ended"] if self.follow else reply["more"] and given < self.lines
             if not (read_on and more):
                 facts = {**place, "lines": given, "ended": reply["ended"]}
                 return Effect(changed=False, detail=f"{given:,} lines", facts=facts)

@@ -211,3 +211,8 @@ def test_a_signal_ends_a_task_with_12_and_says_what_was_under_way(number, capsys
             signal.signal(each, handler)
     assert ended.value.code == errors.Interrupted.exit_code
     assert capsys.readouterr().err == "fab deploy: interrupted: no host was asked yet\n"
+
+
+def test_a_redrawn_line_of_a_log_is_shown_in_its_last_state():
+    assert cli._last_state(r"loading  0%\x0dloading 50%\x0dloading 100%\x0d") == "loading 100%"
+    assert cli._last_state("step 1") == "step 1"

@@ -76,6 +76,14 @@ def test_the_last_lines_come_in_pieces_and_each_once():
     assert {each["follow_s"] for each in link.asked} == {0}
 
 
+def test_lines_that_come_meanwhile_are_not_read_unless_followed():
+    link = Log(at_most=10_000)
+    answer = link.ask
+    link.ask = lambda *args, **kwargs: {**answer(*args, **kwargs), "more": True}
+    assert len(read(link, lines=5)) == 5
+    assert len(link.asked) == 1
+
+
 def test_following_begins_again_at_the_same_byte_after_the_connection_was_lost():
     lost = ConnectionLost("gpu1", "silent")
     link = Log(failures=[None, lost, None, lost, Unreachable("gpu1", "no route"), None])
@@ -114,7 +122,7 @@ def test_reading_ends_when_nobody_listens():
 def test_what_the_log_s_cap_took_is_said_in_its_place():
     link = Log()
     answer = link.ask
-    link.ask = lambda *args, **kwargs: {**answer(*args, **kwargs), "dropped": 1234, "more": False}
+    link.ask = lambda *args, **kwargs: {**answer(*args, **kwargs), "dropped": 1234}
     assert read(link, lines=2)[0] == "(1,234 bytes here were taken by the log's cap)"
 
 
