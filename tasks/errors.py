@@ -6,6 +6,7 @@ A message has the form `where: what is, with the value; what to do next`.
 # ruff: noqa: N818 - the names are the situations, as a person says them
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import TYPE_CHECKING, ClassVar
 
@@ -23,18 +24,20 @@ def visible(text: str, *, lines: bool = False) -> str:
         text: as it came, in any state.
         lines: keep line feeds and tabs, for text that is shown over several lines.
     """
-    kept = "\n\t" if lines else ""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in kept or _harmless(c) else _escaped(c) for c in text)
+    return (_DOUBTFUL_IN_LINES if lines else _DOUBTFUL).sub(_escaped, text)
 
 
-def _harmless(character: str) -> bool:
-    # Cf holds the marks that turn the direction of text, Cs lone surrogates, Zl/Zp line breaks.
-    return unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
+# Whole log chunks go through here: only what is not plain ASCII is looked at one by one.
+_DOUBTFUL = re.compile(r"[^\x20-\x7e]")
+_DOUBTFUL_IN_LINES = re.compile(r"[^\x20-\x7e\n\t]")
+# Cf holds the marks that turn the direction of text, Cs lone surrogates, Zl and Zp line breaks.
+_HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
-def _escaped(character: str) -> str:
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    if unicodedata.category(character) not in _HARMFUL:
+        return character
     code = ord(character)
     if code < 0x100:
         return f"\\x{code:02x}"

@@ -89,7 +89,7 @@ def _load(text: str, source: str) -> object:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_ADDRESS = re.compile(r"[A-Za-z0-9:_\[][A-Za-z0-9._:%\[\]-]*")
+_ADDRESS = re.compile(r"[A-Za-z0-9:_][A-Za-z0-9._:%-]*")
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@$-]*")
 _PROGRAM = re.compile(r"[A-Za-z0-9_./+][A-Za-z0-9_./+-]*")
 _ON_HOST = re.compile(r"(/|~/)[^\x00-\x1f]*")

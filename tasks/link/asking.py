@@ -26,6 +26,8 @@ Reply = dict[str, Any]
 
 CONNECT_ATTEMPTS = 4
 ASK_ATTEMPTS = 3
+LONG_SECONDS = 30.0
+"""A conversation that lasted longer does not count as an attempt: a wait may be cut many times."""
 AHEAD_SECONDS = 2.0
 """The host's own deadline is this much nearer than the desk's, so that its word comes first."""
 
@@ -107,63 +109,77 @@ class Link:
             DeployError: whatever did not end in a result, each in its class.
         """
         until = self._clock() + deadline
+        lost: list[ConnectionLost] = []
+        short: list[DeployError] = []  # attempts in a row that count against ASK_ATTEMPTS
 
         def once() -> Reply:
-            opened = self._opened(until)
-            request = {
+            began = self._clock()
+            question = self._question(verb, arguments, lease, by)
+            try:
+                return self._exchanged(question, until, blobs, on_progress)
+            except (ConnectionLost, Unreachable) as wrong:
+                if self._clock() - began > LONG_SECONDS:
+                    short.clear()
+                short.append(wrong)
+                if isinstance(wrong, ConnectionLost):
+                    lost.append(wrong)
+                    self.close()
+                raise
+
+        def may(wrong: BaseException) -> bool:
+            # A host that was never reached was tried often enough when connecting.
+            return bool(lost) and isinstance(wrong, ConnectionLost | Unreachable)
+
+        try:
+            return self._retrying(
+                may, lambda: len(short) >= ASK_ATTEMPTS, until, f"{verb} asked again"
+            )(once)
+        except Unreachable as gone:
+            if not lost:
+                raise
+            # The host may have acted: that it cannot be reached now must not hide that.
+            what = f"{lost[0].what}; since then not reachable: {gone.what}"
+            raise ConnectionLost(self.host.name, what, gone.hint) from gone
+
+    def _question(
+        self,
+        verb: str,
+        arguments: Mapping[str, Any],
+        lease: str | None,
+        by: Mapping[str, str] | None,
+    ) -> Question:
+        return Question(
+            host=self.host.name,
+            verb=verb,
+            command=BOOT.format(python=self.host.agent_python),
+            program=program(verb),
+            request={
                 "verb": verb,
                 "arguments": dict(arguments),
                 "nonce": secrets.token_hex(16),
-                "deadline": max(1.0, until - self._clock() - AHEAD_SECONDS),
                 "lease": lease,
                 "by": dict(by or {}),
-            }
-            question = Question(
-                host=self.host.name,
-                verb=verb,
-                command=BOOT.format(python=self.host.agent_python),
-                program=program(verb),
-                request=request,
-                python=self.host.agent_python,
-            )
-            exchange = Exchange(
-                question,
-                opened.transport,
-                until=until,
-                clock=self._clock,
-                sleep=self._sleep,
-                stopped=lambda: self._stopped,
-            )
-            try:
-                return exchange.run(blobs, on_progress)
-            except ConnectionLost:
-                self.close()
-                raise
+            },
+            python=self.host.agent_python,
+        )
 
-        first: list[ConnectionLost] = []
-
-        def again(state: tenacity.RetryCallState) -> None:
-            assert state.outcome is not None
-            lost = state.outcome.exception()
-            assert isinstance(lost, DeployError)
-            if isinstance(lost, ConnectionLost):
-                first.append(lost)
-            self._tell(f"{verb} asked again", state)
-
-        def may(wrong: BaseException) -> bool:
-            return isinstance(wrong, ConnectionLost) or (
-                bool(first) and isinstance(wrong, Unreachable)
-            )
-
-        try:
-            return self._retrying(may, ASK_ATTEMPTS, until, again)(once)
-        except Unreachable as gone:
-            if not first:
-                raise
-            # The host may have acted: that it cannot be reached now must not hide that.
-            raise ConnectionLost(
-                self.host.name, f"{first[0].what}; since then not reachable: {gone.what}", gone.hint
-            ) from gone
+    def _exchanged(
+        self,
+        question: Question,
+        until: float,
+        blobs: Callable[[list[str]], Iterable[bytes]] | None,
+        on_progress: Callable[[Reply], None] | None,
+    ) -> Reply:
+        transport = self._opened(until).transport
+        left = until - self._clock() - AHEAD_SECONDS
+        return Exchange(
+            question.within(max(1.0, left)),
+            transport,
+            until=until,
+            clock=self._clock,
+            sleep=self._sleep,
+            stopped=lambda: self._stopped,
+        ).run(blobs, on_progress)
 
     def _opened(self, until: float) -> Call:
         """Give the open connection, or make one."""
@@ -175,9 +191,11 @@ class Link:
             if self._hops is None:
                 self._hops = route(self.host)
             hops = self._hops
+            tried: list[str] = []
             end = min(until, self._clock() + CONNECT_SECONDS)
 
             def once() -> Call:
+                tried.append(self.host.name)
                 return call(
                     self.host.name, hops, self.host.if_down, left=lambda: end - self._clock()
                 )
@@ -186,22 +204,22 @@ class Link:
                 return isinstance(wrong, Unreachable) and not self._stopped
 
             self._call = self._retrying(
-                may, CONNECT_ATTEMPTS, end, lambda state: self._tell("connect", state)
+                may, lambda: len(tried) >= CONNECT_ATTEMPTS, end, "connect"
             )(once)
         return self._call
 
     def _retrying(
         self,
         may: Callable[[BaseException], bool],
-        attempts: int,
+        enough: Callable[[], bool],
         until: float,
-        before_sleep: Callable[[tenacity.RetryCallState], None],
+        what: str,
     ) -> tenacity.Retrying:
         return tenacity.Retrying(
             retry=tenacity.retry_if_exception(may),
-            stop=lambda state: state.attempt_number >= attempts or self._clock() >= until,
+            stop=lambda _: enough() or self._clock() >= until,
             wait=tenacity.wait_random_exponential(multiplier=0.5, max=4),
-            before_sleep=before_sleep,
+            before_sleep=lambda state: self._tell(what, state),
             sleep=self._sleep,
             reraise=True,
         )

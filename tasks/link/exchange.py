@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import paramiko
@@ -64,6 +64,10 @@ class Question:
     def nonce(self) -> str:
         """What marks the frames of the answer."""
         return str(self.request["nonce"])
+
+    def within(self, seconds: float) -> Question:
+        """Give the same question with the host's own deadline."""
+        return replace(self, request={**self.request, "deadline": seconds})
 
     def opening(self) -> bytes:
         """Give the first bytes of standard input: program, then request."""

@@ -157,6 +157,12 @@ def test_a_question_is_lost_for_good_after_three_attempts(link):
     assert len(door.script.questions) == 3
 
 
+def test_a_long_wait_may_be_cut_more_often(link):
+    door = link(answers=[(100, lost())] * 9)
+    assert door.ask(*ASK, deadline=3600) == {"ok": 1}
+    assert len(door.script.questions) == 10
+
+
 def test_a_question_is_not_put_again_after_its_deadline(link):
     door = link(answers=[(15, lost())] * 9)
     with pytest.raises(errors.ConnectionLost):
