@@ -94,18 +94,18 @@ def started(words, **more):
                     each.kill()
 
 
-def finish(process, *, within=60):
+def finish(process, *, within=120):
     """Wait for the end; exit code, stdout, stderr."""
     out, err = process.communicate(timeout=within)
     return process.returncode, out, err
 
 
-def run(words, *, within=60, **more):
+def run(words, *, within=120, **more):
     with started(words, **more) as process:
         return finish(process, within=within)
 
 
-def until(true, *, within=30.0, what="it"):
+def until(true, *, within=60.0, what="it"):
     deadline = time.monotonic() + within
     while not true():
         assert time.monotonic() < deadline, f"{what} did not happen within {within} s"
