@@ -10,9 +10,14 @@ from tasks.operations.words import changes, listed
 from tasks.outcome import Effect
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tasks.inventory import Host
     from tasks.link import Link
     from tasks.operations.words import Run
+
+TELL_BYTES = 4 << 20
+"""A person hears of an upload each time that so much has gone."""
 
 
 @changes
@@ -25,6 +30,16 @@ def sync(host: Host, run: Run, link: Link) -> Effect:
         RemoteFailure: the disk is full, or a file did not arrive as it was sent.
     """
     release = run.shipped()
+
+    def stream(wanted: list[str]) -> Iterator[bytes]:
+        sent = told = 0
+        for content in release.stream(wanted):
+            yield content
+            sent += len(content)
+            if sent - told >= TELL_BYTES:
+                told = sent
+                link.progress(f"{host.name}: sync, {sent >> 20:,} MiB sent")
+
     reply = link.ask(
         "sync",
         {
@@ -36,7 +51,7 @@ def sync(host: Host, run: Run, link: Link) -> Effect:
         deadline=300,
         lease=run.lease,
         by=run.by.words(),
-        blobs=release.stream,
+        blobs=stream,
     )
     name = release.digest[:12]
     if not reply.get("changed"):
