@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,11 @@ from tasks.errors import (
     Interrupted,
     LoginRefused,
     RemoteFailure,
-    RemoteKilled,
     RemoteTimeout,
     UnreadableReply,
     visible,
 )
+from tasks.link.ending import Ending
 from tasks.link.frames import FINAL, NOISE_KEPT, Frame, Frames, Unreadable
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ ENDING_SECONDS = 3.0
 GLANCE_SECONDS = 0.2
 """How often deadlines are looked at while nothing comes."""
 PIECE = 32768
+BROKEN = (paramiko.SSHException, EOFError, OSError)
+"""What paramiko raises when one writes to a path that has just died."""
 
 CLASSES: dict[str, type[DeployError]] = {
     "not-ours": errors.NotOurRoot,
@@ -110,7 +113,10 @@ class Exchange:
         """
         self._channel = self._open()
         try:
-            self._start()
+            try:
+                self._start()
+            except BROKEN:
+                raise self._lost("it ended before the question") from None
             self._send(self._q.opening())
             while True:
                 frame = self._next()
@@ -121,7 +127,8 @@ class Exchange:
                 elif frame.kind in FINAL:
                     return self._result(frame)
         finally:
-            self._channel.close()
+            with contextlib.suppress(*BROKEN):  # then it is closed already
+                self._channel.close()
 
     def _open(self) -> Any:
         began = self._clock()
@@ -137,7 +144,7 @@ class Exchange:
                         "this account or key may not run commands; see MaxSessions of its sshd",
                     ) from None
                 self._sleep(0.05)
-            except (paramiko.SSHException, EOFError, OSError) as wrong:
+            except BROKEN as wrong:
                 raise self._lost(f"no channel: {visible(str(wrong)) or 'end of file'}") from wrong
 
     def _start(self) -> None:
@@ -160,7 +167,7 @@ class Exchange:
                 at += self._channel.send(data[at : at + PIECE])
             except TimeoutError:
                 pass  # its window is full: listen, look at the clock, try again
-            except OSError:
+            except BROKEN:
                 return
             self._listen(0)
             if any(frame.kind in FINAL for frame in self._arrived):
@@ -250,7 +257,8 @@ class Exchange:
 
     def _overdue(self) -> RemoteTimeout:
         """Close the host's input, which ends its side at the next safe point, and say if it did."""
-        self._channel.shutdown_write()
+        with contextlib.suppress(*BROKEN):  # then it is closed already
+            self._channel.shutdown_write()
         until = self._clock() + ENDING_SECONDS
         while not self._channel.exit_status_ready() and self._clock() < until:
             self._channel.settimeout(GLANCE_SECONDS)
@@ -266,39 +274,23 @@ class Exchange:
 
     def _no_result(self) -> DeployError:
         """Say why the channel ended without an answer."""
+        channel, transport = self._channel, self._transport
         until = self._clock() + ENDING_SECONDS
-        while not self._channel.exit_status_ready() and self._clock() < until:
+        while not channel.exit_status_ready() and self._clock() < until:
             self._sleep(0.02)
             self._listen(0)
-        host, verb, words = self._q.host, self._q.verb, self._last_words()
-        said = f"; it said: {words}" if words else ""
-        signal, status = getattr(self._channel, "exit_signal", None), self._channel.exit_status
-        if signal:
-            return RemoteKilled(host, f"{verb}: by SIG{signal} on the host{said}")
-        if status > 128:
-            return RemoteKilled(host, f"{verb}: by signal {status - 128} on the host{said}")
-        if status == -1:
-            return self._no_status(said)
-        if status in {126, 127} or "not found" in words.lower():
-            return RemoteFailure(
-                host,
-                f"{verb}: {self._q.python} does not start (exit {status}){said}",
-                "set `agent_python` to a Python >= 3.8 of this host",
-            )
-        if status and not self._any:
-            return RemoteFailure(host, f"{verb}: exit {status} before our program ran{said}")
-        return self._unreadable(f"it ended with exit {status} and gave no result")
-
-    def _no_status(self, said: str) -> DeployError:
-        host, verb, channel = self._q.host, self._q.verb, self._channel
-        # A connection that dies closes its channels a moment before it calls itself dead.
-        until = self._clock() + 0.5
-        while self._transport.is_active() and self._clock() < until:
-            self._sleep(0.02)
-        if not self._transport.is_active():
-            return self._lost("it ended before the answer")
-        if not channel.eof_received:
-            return RemoteFailure(host, f"{verb}: the server would not run our program{said}")
-        if not channel.closed:
-            return self._unreadable("it closed its output and went on")
-        return RemoteKilled(host, f"{verb}: on the host; it left no exit status{said}")
+        if channel.exit_status == -1:
+            # A connection that dies closes its channels a moment before it calls itself dead.
+            until = self._clock() + 0.5
+            while transport.is_active() and self._clock() < until:
+                self._sleep(0.02)
+        ending = Ending(
+            status=channel.exit_status,
+            signal=getattr(channel, "exit_signal", ""),
+            alive=transport.is_active(),
+            output_ended=bool(channel.eof_received),
+            closed=channel.closed,
+            answered=self._any,
+            words=self._last_words(),
+        )
+        return ending.error(self._q.host, self._q.verb, self._q.python)

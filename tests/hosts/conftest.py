@@ -13,6 +13,7 @@ import pytest
 from tasks import release as releases
 from tasks.link import Link, dial
 from tasks.link.exchange import Exchange, Question
+from tasks.link.program import BOOT
 from tasks.link.route import route
 from tasks.operations import By, Run, new_run_id
 from tests.hosts.asked import NONCE
@@ -93,8 +94,7 @@ def say():
         question = Question(
             host=host.name,
             verb="sync",
-            command=f"exec {python} -I -S -B -c 'import sys,zlib;i=sys.stdin.buffer;"
-            "exec(zlib.decompress(i.read(int(i.readline()))))'",
+            command=BOOT.format(python=python),
             program=zlib.compress(source.encode()),
             request={"nonce": NONCE},
             python=python,

@@ -9,8 +9,12 @@ import subprocess
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
 
@@ -67,7 +71,14 @@ class Process:
         fields = rest.split()
         self.pid, self.name = pid, name.partition("(")[2]
         self.state, self.parent, self.started = fields[0], int(fields[1]), int(fields[19])
-        self.words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+
+    @functools.cached_property
+    def words(self) -> str:
+        """Its command line, "" when it ended meanwhile."""
+        with suppress(OSError):
+            line = Path(f"/proc/{self.pid}/cmdline").read_bytes()
+            return line.replace(b"\0", b" ").decode(errors="replace").strip()
+        return ""
 
     def __repr__(self) -> str:
         return f"{self.pid} {self.state} {self.words or self.name}"
@@ -79,12 +90,12 @@ class Process:
         return False
 
 
-def everyone() -> list[Process]:
-    """Give all processes of this machine."""
+def everyone(wanted: Callable[[int], bool] = lambda _: True) -> list[Process]:
+    """Give the processes of this machine whose pid is `wanted`."""
     found = []
     for entry in Path("/proc").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):
-            if entry.name.isdigit():
+            if entry.name.isdigit() and wanted(int(entry.name)):
                 found.append(Process(int(entry.name)))
     return found
 

@@ -103,7 +103,7 @@ class Machine:
 
     def processes(self) -> list[Process]:
         """Give what runs there, but for PID 1, sshd and its sessions."""
-        return [p for p in self._all() if p.pid not in self._house() and p.state != "Z"]
+        return [p for p in self._all() if not self._is_house(p) and p.state != "Z"]
 
     def zombies(self) -> list[Process]:
         """Give what ended there and was not reaped."""
@@ -111,14 +111,27 @@ class Machine:
 
     def sessions(self) -> list[Process]:
         """Give the sshd processes of open connections."""
-        listener = self._listener()
-        return [p for p in self._all() if p.name.startswith("sshd") and p.pid != listener]
+        return [p for p in self._all() if p.name.startswith("sshd") and not self._listens(p)]
+
+    def verbs(self) -> list[Process]:
+        """Give the programs that answer a desk right now. A keeper was one, and has left."""
+        seen = self._all()
+        sessions = {p.pid for p in seen if p.name.startswith("sshd")}
+        return [p for p in seen if p.parent in sessions and "zlib.decompress" in p.words]
+
+    def _is_house(self, process: Process) -> bool:
+        if process.pid == self.first() or process.name.startswith("sshd"):
+            return True
+        return process.name == "sleep" and process.words == "sleep 3600"
+
+    def _listens(self, process: Process) -> bool:
+        return process.pid == self.first() or "[listener]" in process.words
 
     def _all(self) -> list[Process]:
         if self.mode == "pidns":
             # Not by descent: what the test itself started there has a parent outside.
             space = space_of(self.first())
-            return [p for p in everyone() if space_of(p.pid) == space]
+            return everyone(lambda pid: space_of(pid) == space)
         found = {p.pid: p for p in everyone()}
         ours = {self.first()}
         grown = True
@@ -129,18 +142,6 @@ class Machine:
         # What was re-parented left the tree.
         ours |= {pid for pid, p in found.items() if p.carries(f"={self.home}\0")}
         return [found[pid] for pid in ours if pid in found and pid != os.getpid()]
-
-    def _house(self) -> set[int]:
-        sleeper = {p.pid for p in self._all() if p.words == "sleep 3600"}
-        return {self.first(), self._listener(), *sleeper, *(p.pid for p in self.sessions())}
-
-    def _listener(self) -> int:
-        if self.mode == "shared":
-            return self.first()
-        parents = {self.first()}
-        return next(
-            (p.pid for p in self._all() if p.parent in parents and "[listener]" in p.words), 0
-        )
 
     def log(self) -> str:
         """Give what sshd wrote."""

@@ -18,10 +18,7 @@ from tests.hosts.relay import Relay
 
 def test_a_killed_interpreter_is_told_as_killed_and_not_asked_again(machine, say):
     def kill_it():
-        def target():
-            return [p for p in machine.processes() if "zlib.decompress" in p.words]
-
-        os.kill(until(target)[0].pid, signal.SIGKILL)
+        os.kill(until(machine.verbs)[0].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill_it)
     killer.start()
@@ -39,7 +36,7 @@ def test_a_program_that_a_shell_reports_as_killed_is_told_as_killed(machine, say
 
 def test_killed_sessions_are_told_as_a_lost_connection(machine, say):
     def end():
-        until(lambda: [p for p in machine.processes() if "zlib.decompress" in p.words])
+        until(machine.verbs)
         machine.kill_sessions()
 
     killer = threading.Thread(target=end)
@@ -54,7 +51,7 @@ def test_a_cut_connection_is_told_apart_from_a_killed_program(machine, say):
     with Relay(machine.port) as relay:
 
         def cut():
-            until(lambda: [p for p in machine.processes() if "zlib.decompress" in p.words])
+            until(machine.verbs)
             relay.cut()
 
         cutter = threading.Thread(target=cut)
@@ -105,7 +102,7 @@ def test_a_host_that_cannot_be_reached_again_is_told_as_lost(machine, door):
 
 def test_a_frozen_sshd_is_noticed_within_15_seconds(machine, say):
     def freeze():
-        until(lambda: [p for p in machine.processes() if "zlib.decompress" in p.words])
+        until(machine.verbs)
         machine.signal_sessions(signal.SIGSTOP)
 
     freezer = threading.Thread(target=freeze)

@@ -112,6 +112,20 @@ def test_every_task_but_restart_twice(machine, go, new_run, task):
     assert lasting(machine) == alive
 
 
+def test_a_deploy_that_changes_nothing_costs_one_connection_and_nine_channels(machine, go, new_run):
+    host = machine.host()
+    go(plans.DEPLOY, host, new_run())
+
+    def counted():
+        log = machine.log()
+        return log.count("Accepted publickey"), log.count("Starting session: command")
+
+    connections, channels = counted()
+    go(plans.DEPLOY, host, new_run())
+    # Seven operations, and the lease taken and given back.
+    assert counted() == (connections + 1, channels + 9)
+
+
 def test_a_kill_twice(machine, go, new_run):
     host = machine.host()
     go(plans.DEPLOY, host, new_run())
