@@ -61,7 +61,9 @@ class Words:
     task: str
     host: str = ""
     run_id: str = ""
-    trainer: str = ""
+    trainer: str | None = None
+    """Folder of the desk's trainer, "" for the checkout's own; None: not the desk's tree is meant,
+    but what the hosts have."""
     fresh: bool = False
     dry: bool = False
     json: bool = False
@@ -187,7 +189,7 @@ def _failed(face: Face, error: DeployError) -> int:
 
 
 def _carry_out(plan: Sequence[Operation], words: Words, face: Face) -> int:
-    hosts, run = _hosts(words), _run(words, plan)
+    hosts, run = _hosts(words), _run(words)
     names, operations = [host.name for host in hosts], [each.__name__ for each in plan]
     columns = {
         "hosts": max(map(len, names)),
@@ -213,7 +215,7 @@ def _carry_out(plan: Sequence[Operation], words: Words, face: Face) -> int:
 
 
 def _show_status(plan: Sequence[Operation], words: Words, face: Face) -> int:
-    outcomes = _on_all(plan, _hosts(words), _run(words, plan), face, lambda _: None)
+    outcomes = _on_all(plan, _hosts(words), _run(words), face, lambda _: None)
     rows = [{"state": "no answer", **each.facts, "host": each.host} for each in outcomes]
     for each, row in zip(outcomes, rows, strict=True):
         error = each.error and report.error_object(each.error)
@@ -255,7 +257,7 @@ def _show_logs(words: Words, face: Face, *, follow: bool, lines: str) -> int:
         elif follow and outcome.facts.get("ended"):
             face.note(f"{outcome.host}: run {outcome.facts['run_id']} has ended; see `fab status`")
 
-    return report.exit_code(_on_all((read,), hosts, _run(words, ()), face, on_outcome))
+    return report.exit_code(_on_all((read,), hosts, _run(words), face, on_outcome))
 
 
 def _last_state(line: str) -> str:
@@ -268,20 +270,19 @@ def _hosts(words: Words) -> tuple[Host, ...]:
     return inventory.read(PROJECT / "hosts.yaml").select([words.host] if words.host else [])
 
 
-def _run(words: Words, plan: Sequence[Operation]) -> Run:
+def _run(words: Words) -> Run:
     from tasks import operations, release  # noqa: PLC0415  # see _on_all
 
     if words.run_id and not re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", words.run_id):
         what, form = f"is {visible(words.run_id)}", "YYYYMMDD-HHMMSS-xxxx"
         raise ConfigError("a run's id", what, f"its form is {form}, such as 20261130-185839-ab12")
-    folder = Path(words.trainer) if words.trainer else PROJECT / "trainer"
+    folder = Path(words.trainer or PROJECT / "trainer")
     if folder.resolve().name != "trainer":
         raise ConfigError("--trainer", f"is {folder}", "name a folder called `trainer`")
-    # What needs no release must also work while the tree at the desk does not parse.
-    needs_release = {each.__name__ for each in plan} - {"kill", "health", "status", "lease"}
     return operations.Run(
         id=words.run_id or operations.new_run_id(datetime.now(UTC)),
-        release=release.read_tree(folder) if needs_release else None,
+        # Where the tree at the desk is not meant, it need not even parse.
+        release=None if words.trainer is None else release.read_tree(folder),
         by=operations.By(
             who=os.environ.get("GITHUB_ACTOR") or os.environ.get("USER") or str(os.getuid()),
             host=socket.gethostname(),

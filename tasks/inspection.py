@@ -95,15 +95,9 @@ def verify(c: Context, *, host: str = "", trainer: str = "", json: bool = False)
     cli.carry_out(plans.VERIFY, cli.Words(task="verify", host=host, trainer=trainer, json=json))
 
 
-@task(auto_shortflags=False, help={**_LOOK, "trainer": cli.TRAINER})
-def verify_features(
-    c: Context,  # noqa: ARG001  # Invoke's
-    *,
-    host: str = "",
-    trainer: str = "",
-    json: bool = False,
-) -> None:
-    """Run the release's feature checks on the hosts.
+@task(auto_shortflags=False, help=_LOOK)
+def verify_features(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001
+    """Run the feature checks of the deployed release.
 
     Every feature that hosts.yaml requires must be there, and its check must
     pass on that machine, while the run there goes on. Exits 4 otherwise,
@@ -111,5 +105,4 @@ def verify_features(
 
     Example: fab verify-features --host gpu1
     """
-    words = cli.Words(task="verify-features", host=host, trainer=trainer, json=json)
-    cli.carry_out(plans.VERIFY_FEATURES, words)
+    cli.carry_out(plans.VERIFY_FEATURES, cli.Words(task="verify-features", host=host, json=json))

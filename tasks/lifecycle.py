@@ -55,20 +55,21 @@ def deploy(
     cli.carry_out(plans.DEPLOY, words)
 
 
-@task(auto_shortflags=False, help={**_CHANGE, "trainer": cli.TRAINER, "run_id": cli.RUN_ID})
+@task(auto_shortflags=False, help={**_CHANGE, "run_id": cli.RUN_ID})
 def restart(
     c: Context,
     *,
     host: str = "",
-    trainer: str = "",
     run_id: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
     """Stop the run and start a new one of the same release.
 
-    Verifies before it stops anything. The old run checkpoints, and the new
-    one resumes there. It sends no files: after an edit, use `fab deploy`.
+    The release is the one that the host deployed last, whatever the trainer
+    at the desk looks like now; the settings are those of hosts.yaml. Verifies
+    before it stops anything. The old run checkpoints, and the new one resumes
+    there. After an edit, use `fab deploy`.
 
     Example: fab restart --host gpu1
     """
@@ -76,7 +77,6 @@ def restart(
         task="restart",
         host=host,
         fresh=True,
-        trainer=trainer,
         run_id=run_id,
         json=json,
         dry=dry_run or c.config.run.dry,
@@ -117,17 +117,16 @@ def kill(c: Context, *, host: str = "", dry_run: bool = False, json: bool = Fals
     cli.carry_out(plans.KILL, words)
 
 
-@task(auto_shortflags=False, help={**_CHANGE, "trainer": cli.TRAINER, "run_id": cli.RUN_ID})
+@task(auto_shortflags=False, help={**_CHANGE, "run_id": cli.RUN_ID})
 def launch(
     c: Context,
     *,
     host: str = "",
-    trainer: str = "",
     run_id: str = "",
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
-    """Start a release that is there, and await its first step.
+    """Start the deployed release, and await its first step.
 
     Refuses while another run is alive in the same root; `fab restart`
     replaces one.
@@ -137,7 +136,6 @@ def launch(
     words = cli.Words(
         task="launch",
         host=host,
-        trainer=trainer,
         run_id=run_id,
         dry=dry_run or c.config.run.dry,
         json=json,

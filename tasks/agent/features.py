@@ -7,6 +7,7 @@ import os
 from typing import Any, Dict, List, Optional
 
 from . import children, gpus
+from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import program, root_of
@@ -24,7 +25,7 @@ def features(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         Refused: verify, naming what is missing or fails; failed when there was no answer.
     """
     root = root_of(arguments)
-    digest = want(arguments, "digest", str)
+    digest = deployed(root, want(arguments, "digest", str, default=None))
     release = root.release(digest)
     python = program(want(arguments, "python", str), "python")
     required = texts(want(arguments, "required", list, default=[]), "required")

@@ -9,6 +9,7 @@ import secrets
 from typing import Any, Dict, List
 
 from . import history, keeper, outputs, processes, runs
+from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import changing
 from .machine import boottime, utc
@@ -30,7 +31,7 @@ def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise Refused("bad-request", "secrets: are not those that spec.secret_names names")
     with changing(desk, arguments) as root:
         run = runs.Run(root, want(arguments, "run_id", str))
-        digest = want(arguments, "digest", str)
+        digest = deployed(root, want(arguments, "digest", str, default=None))
         release = root.release(digest)
         if os.path.isdir(run.path) and not run.never_started:
             return _unchanged(run)

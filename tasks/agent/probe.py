@@ -11,7 +11,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional
 
-from . import gpus, lease, machine, releases, runs
+from . import current, gpus, lease, machine, runs
 from .desk import Desk, want
 from .root import TEMPORARY, expand, program, root_of
 
@@ -60,7 +60,7 @@ def probe(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         "linger": login,
         "pid1_reaps": machine.pid1_reaps(),
         "lease": None if held is None else lease.public(held),
-        "release": releases.on_host(root)[0],
+        "release": current.on_host(root)[0],
         "run": {"id": run["run_id"], "state": run["state"]},
         "warnings": warnings,
     }

@@ -7,6 +7,7 @@ import time
 from typing import Any, Dict, List, Optional
 
 from . import logfile, runs
+from .current import on_host
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import Root, root_of
@@ -56,10 +57,11 @@ def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def _run(root: Root, arguments: Dict[str, Any]) -> runs.Run:
     run = runs.Run(root, want(arguments, "run_id", str))
-    pair: Optional[List[str]] = want(arguments, "pair", list, default=None)
-    if pair is not None and not run.spec:
+    pair: Optional[List[Any]] = want(arguments, "pair", list, default=None)
+    if pair is not None and len(pair) == 2 and not run.spec:
+        wanted = [pair[0] or on_host(root)[0], pair[1]]
         for other in runs.living(root):
-            if [other.spec.get("release"), other.spec.get("spec_digest")] == pair:
+            if [other.spec.get("release"), other.spec.get("spec_digest")] == wanted:
                 return other
     return run
 

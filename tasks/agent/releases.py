@@ -11,17 +11,15 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import stat
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
 from . import history
 from .desk import Desk, Refused, want
 from .lease import changing
-from .root import TEMPORARY, Root, read_json, remove
+from .root import DIGEST, TEMPORARY, Root, read_json, remove
 
 MANIFEST = "MANIFEST.json"
-SHA256 = re.compile(r"\A[0-9a-f]{64}\Z")
 MODES = ("0444", "0555")
 FICLONE = 0x40049409
 CHUNK = 1 << 20
@@ -80,7 +78,7 @@ def _sound(file: File) -> bool:
     if any(not part or part.startswith(".") or len(part.encode()) > 255 for part in parts):
         return False
     sized = 0 <= file.size <= LARGEST
-    return sized and file.mode in MODES and bool(SHA256.match(file.sha256))
+    return sized and file.mode in MODES and bool(DIGEST.match(file.sha256))
 
 
 def _slashes(path: str) -> List[int]:
@@ -280,16 +278,3 @@ def _copy(source: str, target: str) -> None:
             fcntl.ioctl(new.fileno(), FICLONE, old.fileno())
         except OSError:  # this file system shares no blocks
             new.writelines(iter(lambda: old.read(CHUNK), b""))
-
-
-def on_host(root: Root) -> Tuple[Optional[str], int]:
-    """The digest that `current` points to, and how many releases there are."""
-    try:
-        target = os.path.basename(os.readlink(root.current))
-    except OSError:
-        target = ""
-    try:
-        count = sum(1 for name in os.listdir(root.releases) if SHA256.match(name))
-    except FileNotFoundError:
-        count = 0
-    return (target if SHA256.match(target) else None), count

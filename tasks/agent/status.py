@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from . import gpus, lease, machine, releases, runs
+from . import gpus, lease, machine, runs
+from .current import on_host
 from .desk import Desk
 from .root import root_of
 
@@ -16,7 +17,7 @@ def status(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     warnings: List[str] = []
     smi = gpus.ask()
     run = runs.chosen(root, arguments)
-    current, count = releases.on_host(root)
+    current, count = on_host(root)
     held = lease.present(root)
     return {
         **runs.describe(run),

@@ -43,18 +43,18 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
     sync *           {root, manifest: [{path, mode: "0444"|"0555", sha256, size}] by path, digest}
       -> {changed, digest, sent_files, sent_bytes, reused, warnings}
          dry: the sent_ figures are what would be sent, and no N frame is written
-    verify           {root, digest, python?, spec?}
+    verify           {root, digest?, python?, spec?}    digest null: what `current` points to
       -> {state: "not deployed" | "deployed, not running" | "running other code" | "running this",
-          run_id?, files, python_version?, imported_from?, warnings}
-         E verify, data {differences: [str]}
-    features         {root, digest, python, env?: {}, devices?: [int], required?: [str]}
+          digest, run_id?, files, python_version?, imported_from?, warnings}
+         E verify, data {differences: [str]}; also when no digest is given and nothing is deployed
+    features         {root, digest?, python, env?: {}, devices?: [int], required?: [str]}
       -> {features: [{name, ok, detail, seconds}], missing: [], warnings}
          E verify, data {features, missing: [name], failing: [name]}
     kill *           {root, grace_s?, keep?: {run_id, pair?: [digest, spec_digest]?}}
       -> {changed, kept?: run id, run_id?, pid?, step?, checkpoint?: path, signals: [{pid,
           signal, what}], seconds, state?, warnings}    grace_s null: the run's own
          keep: a run that is starting or training, and that is keep.run_id or the pair, is left
-    launch *         {root, run_id, digest, spec_digest, spec, secrets?: {name: value},
+    launch *         {root, run_id, digest?, spec_digest, spec, secrets?: {name: value},
                       accept_pair?: bool}
       -> {changed, run_id, pid?, started, state}
          changed false: run_id exists (in whatever state), or accept_pair and the live run is it

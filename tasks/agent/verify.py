@@ -7,11 +7,14 @@ import os
 from typing import Any, Dict, List, Optional
 
 from . import children, gpus, outputs, probe, processes, releases, runs
+from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import Root, program, root_of
 from .spec import Spec
 
+LOW_BYTES = 2 << 30
+"""Less free space than this is told even where no checkpoint shows how much one takes."""
 ASK_IMPORT = """
 import json, platform
 import trainer
@@ -26,14 +29,20 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         Refused: verify, naming every difference.
     """
     root = root_of(arguments)
-    digest = want(arguments, "digest", str)
+    digest = deployed(root, want(arguments, "digest", str, default=None))
     release = root.release(digest)
     plain = want(arguments, "spec", dict, default=None)
     spec = None if plain is None else Spec(plain)
     python = want(arguments, "python", str, default=None)
     warnings: List[str] = []
     if not os.path.isdir(release):
-        return {"state": "not deployed", "run_id": None, "files": 0, "warnings": []}
+        return {
+            "state": "not deployed",
+            "digest": digest,
+            "run_id": None,
+            "files": 0,
+            "warnings": [],
+        }
     files = releases.stored(release)
     if files is None or releases.digest_of(files) != digest:
         wrong = [f"{releases.MANIFEST}: is not that of this release"]
@@ -53,6 +62,7 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     state, run_id = _running(root, digest)
     return {
         "state": state,
+        "digest": digest,
         "run_id": run_id,
         "files": len(files or []),
         "python_version": imported.get("python"),
@@ -134,8 +144,9 @@ def _paths(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
             f"output-dir {spec.output_dir}: {free >> 20:,} MiB free, and two checkpoints of"
             f" {size >> 20:,} MiB must fit"
         )
-    elif size is None:
-        warnings.append(f"output-dir: {free >> 20:,} MiB free; no checkpoint yet to compare with")
+    elif size is None and free < LOW_BYTES:
+        # Nothing was saved there yet, so what one takes is not known.
+        warnings.append(f"output-dir {spec.output_dir}: only {free >> 20:,} MiB free")
     return wrong
 
 

@@ -62,7 +62,7 @@ def verify_features(host: Host, run: Run, link: Link) -> Effect:
         "features",
         {
             "root": host.root,
-            "digest": run.shipped().digest,
+            "digest": run.digest,
             "python": host.python,
             "env": dict(host.run.env),
             "devices": list(host.devices),

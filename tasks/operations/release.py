@@ -65,17 +65,18 @@ def sync(host: Host, run: Run, link: Link) -> Effect:
 def verify(host: Host, run: Run, link: Link) -> Effect:
     """Prove the release on the host: every file, the imports, paths, disk, devices.
 
+    Without a release in `run`, that is the one which the host deployed last.
+
     Idempotent: it only looks.
 
     Raises:
         VerificationFailed: not deployed, or something differs, by name.
     """
-    release = run.shipped()
     reply = link.ask(
         "verify",
         {
             "root": host.root,
-            "digest": release.digest,
+            "digest": run.digest,
             "python": host.python,
             "spec": launch_spec(host),
         },
@@ -86,8 +87,9 @@ def verify(host: Host, run: Run, link: Link) -> Effect:
     if state == "not deployed" and not run.dry:
         raise VerificationFailed(
             host.name,
-            f"release {release.digest[:12]} is not deployed",
+            f"release {str(reply.get('digest'))[:12]} is not deployed",
             f"run `fab sync --host {host.name}`",
             facts=reply,
         )
-    return Effect(changed=False, detail=state + listed(reply), facts=reply)
+    which = "" if run.release else f"release {str(reply.get('digest'))[:12]}, "
+    return Effect(changed=False, detail=f"{which}{state}{listed(reply)}", facts=reply)

@@ -20,26 +20,24 @@ HEALTHY = ("starting", "training", "training, unsupervised", "finished")
 """States of a run that `health` passes."""
 
 
-def _pair(host: Host, run: Run) -> list[str] | None:
+def _pair(host: Host, run: Run) -> list[str | None] | None:
     """Give what should run, or None when any healthy run must make way for a new one."""
-    if run.release is None or run.fresh:
-        return None
-    return [run.release.digest, spec_digest(launch_spec(host))]
+    return None if run.fresh else [run.digest, spec_digest(launch_spec(host))]
 
 
 @changes
 def kill(host: Host, run: Run, link: Link) -> Effect:
     """End the run, and wait until none of its processes is left.
 
-    With a release in `run`, a healthy run that is already what should run is kept, and so is
-    the run of this very invocation; without one, whatever runs is ended.
+    A healthy run that is already what should run is kept, and so is the run of this very
+    invocation; with `run.fresh`, that one alone.
 
     Idempotent: where nothing runs, this changes nothing and succeeds.
 
     Raises:
         RemoteFailure: a process outlived SIGKILL, or is not ours; it is named with its state.
     """
-    keep = None if run.release is None else {"run_id": run.id, "pair": _pair(host, run)}
+    keep = {"run_id": run.id, "pair": _pair(host, run)}
     grace = host.run.grace_seconds
     reply = link.ask(
         "kill",
@@ -75,7 +73,7 @@ def launch(host: Host, run: Run, link: Link) -> Effect:
     arguments = {
         "root": host.root,
         "run_id": run.id,
-        "digest": run.shipped().digest,
+        "digest": run.digest,
         "spec_digest": spec_digest(spec),
         "spec": spec,
         "secrets": {},

@@ -38,7 +38,7 @@ class Run:
     id: str
     """Name of the run that a launch makes; repeated, it makes none."""
     release: Release | None = None
-    """What should run; None for what needs no release."""
+    """What should run; None for what the host deployed last, and for what needs no release."""
     by: By = field(default_factory=By)
     fresh: bool = False
     """A new run, even where a healthy one already is this release with these settings."""
@@ -46,6 +46,11 @@ class Run:
     """Ask what would change, and change nothing."""
     lease: str | None = None
     """Token of this host's lease, once it was taken."""
+
+    @property
+    def digest(self) -> str | None:
+        """What travels in a request: the release's digest, None for the host's `current`."""
+        return None if self.release is None else self.release.digest
 
     def shipped(self) -> Release:
         """Give the release, which this operation cannot do without."""

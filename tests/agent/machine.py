@@ -115,11 +115,11 @@ class Machine:
         return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
 
     def launch(self, *flags, run_id=None, spec=None, digest=None, secret=None, **more):
-        spec = spec or self.spec(*flags)
+        spec, current = spec or self.spec(*flags), more.pop("current", False)
         return self.ask(
             "launch",
             run_id=run_id or self.run_id(),
-            digest=digest or self.manifest()[0],
+            digest=None if current else digest or self.manifest()[0],
             spec=spec,
             spec_digest=canonical(spec),
             secrets=secret or {},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agent.call import RefusalError, wait_for
-from tests.agent.machine import lives
+from tests.agent.machine import canonical, lives
 
 REQUIRED = ["flat-gradients", "exact-resume"]
 
@@ -39,6 +40,31 @@ def test_the_four_states(machine):
     assert verify(machine, digest)["state"] == "running this"
     assert verify(machine, changed)["state"] == "running other code"
     assert not list((machine.root / "releases").rglob("__pycache__"))
+
+
+def test_without_a_digest_what_is_deployed_is_meant(machine):
+    digest = machine.deploy()
+    asks = [
+        lambda: machine.ask("verify", python=sys.executable),
+        lambda: machine.ask("features", python=sys.executable),
+        lambda: machine.launch(digest=None, current=True),
+    ]
+    for ask in asks:
+        with pytest.raises(RefusalError, match=r"^verify: nothing is deployed; run `fab deploy`"):
+            ask()
+    machine.ask("await_progress", run_id=machine.launch()["run_id"])
+    machine.change("# synced, and never launched\n")
+    machine.sync()
+    found = machine.ask("verify", python=sys.executable)
+    assert (found["state"], found["digest"]) == ("running this", digest)
+    assert machine.ask("features", python=sys.executable)["features"]
+    again = machine.launch(current=True, accept_pair=True)
+    assert again["changed"] is False
+    pair = [None, canonical(machine.spec())]
+    assert machine.ask("await_progress", run_id=machine.run_id(), pair=pair)["step"] >= 1
+    machine.kill()
+    run_id = machine.launch(current=True)["run_id"]
+    assert machine.record(run_id, "spec.json")["release"] == digest
 
 
 def test_an_import_that_fails_is_told_with_its_last_words(machine):
@@ -76,12 +102,17 @@ def test_paths_of_the_spec_are_tried(machine):
         f"target-model {machine.home}/model: is not there",
     ]
     (machine.home / "model").mkdir()
-    warnings = verify(machine, spec=spec)["warnings"]
-    assert "no checkpoint yet to compare with" in warnings[0]
+    assert verify(machine, spec=spec)["warnings"] == []
     assert not machine.output.exists()
     spec["output_dir"] = "/proc/x"
     [difference] = differences(machine, spec=spec)
     assert difference.startswith("output-dir /proc/x: cannot be written")
+
+
+def test_little_space_is_told_before_anything_shows_what_a_checkpoint_takes(small_disk):
+    digest, spec = small_disk.manifest()[0], small_disk.spec()
+    found = verify(small_disk, digest, spec)
+    assert re.search(r"output-dir .*: only \d+ MiB free", found["warnings"][0])
 
 
 def test_two_checkpoints_must_fit(machine):

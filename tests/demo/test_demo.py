@@ -21,7 +21,7 @@ TYPED = [
     "$ cp -R trainer .demo/trainer",
     "$ echo 'print(\"a changed trainer\")' >> .demo/trainer/train.py",
     "$ fab deploy --host demo --trainer .demo/trainer",
-    "$ fab restart --host demo --trainer .demo/trainer",
+    "$ fab restart --host demo",
     "$ fab logs --host demo --lines 9",
     "$ fab kill --host demo",
 ]

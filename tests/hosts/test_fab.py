@@ -23,7 +23,7 @@ def desk(tmp_path, stub, machine):
 
 def test_a_deploy_from_nothing_reads_like_this_and_a_second_one_changes_nothing(desk):
     first = desk.fab("deploy")
-    assert [plain(re.sub(r"; warning.*", "", line)) for line in first] == [
+    assert [plain(line) for line in first] == [
         f"gpu1  probe            ok         python {sys.version.split()[0]}, 0 GPUs, no run",
         "gpu1  sync             changed    release RELEASE: 5 files, N bytes sent",
         "gpu1  verify           ok         deployed, not running",
@@ -80,6 +80,33 @@ def test_restart_makes_a_new_run_and_the_same_invocation_makes_no_second(desk):
     assert new != old
     assert ("launch", "unchanged") in states(desk.fab("restart", "--run-id", mine))
     assert desk.trainers() == [new]
+
+
+@pytest.mark.parametrize("edit", ["# an edit under way\n", "def half_an_edit(:\n"])
+def test_restart_runs_what_is_deployed_whatever_the_desk_has(desk, edit):
+    desk.fab("deploy")
+    (old,) = desk.trainers()
+    current = (desk.machine.home / "fab/current").readlink()
+    loop = desk.folder / "trainer/loop.py"
+    loop.write_text(loop.read_text() + edit)
+    lines = [plain(line) for line in desk.fab("restart")]
+    assert "gpu1  verify           ok         release RELEASE, running this" in lines
+    assert desk.trainers() not in ([], [old])
+    assert (desk.machine.home / "fab/current").readlink() == current
+    desk.fab("kill")
+    desk.fab("verify-features")
+    desk.fab("launch")
+    desk.fab("launch")
+    assert len(desk.trainers()) == 1
+    assert (desk.machine.home / "fab/current").readlink() == current
+
+
+@pytest.mark.parametrize("task", ["restart", "launch", "verify-features"])
+def test_where_nothing_is_deployed_that_is_told_with_what_to_do(desk, task):
+    lines = desk.fab(task, exits=4)
+    assert lines[-1].split("FAILED")[1].strip() == (
+        "verification failed: nothing is deployed; run `fab deploy`"
+    )
 
 
 def test_a_dry_run_tells_the_plan_and_touches_nothing(desk):
@@ -198,6 +225,7 @@ def test_exit_12_gives_the_lease_back_and_tells_what_was_under_way(desk, number)
             if "launch" in line:
                 break
         until(desk.trainers, what="the trainer")
+        until(desk.machine.verbs, what="the wait for its first step")
         running.send_signal(number)
         _, err = running.communicate(timeout=30)
     assert running.returncode == 12, err
