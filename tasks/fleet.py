@@ -61,12 +61,13 @@ def carry_out(
     with ThreadPoolExecutor(max(1, min(at_once, len(hands))), "host") as pool:
         try:
             for number, operation in enumerate(plan):
-                untold |= {pool.submit(hand.do, operation) for hand in hands}
+                for hand in hands:
+                    untold.add(pool.submit(hand.do, operation))
                 for outcome in _as_they_end(untold):
                     outcomes[number, outcome.host] = outcome
                     on_outcome(outcome)
         except KeyboardInterrupt:
-            under_way = _stop(hands)
+            under_way = _stop(hands) or f"before {operation.__name__}"
             for outcome in _as_they_end(untold):
                 on_outcome(outcome)
             raise Interrupted("fab", under_way, "see `fab status`") from None
@@ -96,11 +97,11 @@ def _as_they_end(untold: set[Future[Outcome]]) -> Iterator[Outcome]:
 
 
 def _stop(hands: list[_Hand]) -> str:
-    """Let every host end at its next safe point, and say what was under way."""
+    """Let every host end at its next safe point, and say what was under way, "" for nothing."""
     under_way = [f"{hand.doing} on {hand.host.name}" for hand in hands if hand.doing]
     for hand in hands:
         hand.link.stop()
-    return f"{', '.join(under_way) or 'nothing'} under way"
+    return f"{', '.join(under_way)} under way" if under_way else ""
 
 
 class _Hand:

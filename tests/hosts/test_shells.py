@@ -6,7 +6,9 @@ import shutil
 
 import pytest
 
-from tasks import errors
+from tasks import errors, operations
+from tasks.fleet import carry_out
+from tasks.link import Link
 from tests.hosts.asked import HEALTH, is_absent
 from tests.hosts.ground import needs
 
@@ -47,3 +49,17 @@ def test_an_account_without_a_shell_is_told_in_its_own_words(lab, door):
     there = lab.start("nologin", mode="pidns", shell=nologin)
     with pytest.raises(errors.RemoteFailure, match=r"exit 1 before our program ran.*not available"):
         door(there.host()).ask(*HEALTH, deadline=20)
+
+
+def test_many_connections_at_once_to_one_server_all_come_through(lab, new_run, notes):
+    # The usual MaxStartups drops some of them before they said anything; those are tried again.
+    crowd = lab.start("crowd", sshd=("MaxStartups 4:50:8",))
+    hosts = [crowd.host(name=f"gpu{number}", root=f"~/fab{number}") for number in range(24)]
+    outcomes = carry_out(
+        (operations.probe,),
+        hosts,
+        new_run(),
+        links=lambda host: Link(host, notify=notes.append),
+        on_outcome=lambda _: None,
+    )
+    assert [outcome.state for outcome in outcomes] == ["ok"] * 24
