@@ -288,7 +288,9 @@ def test_ctrl_c_ends_the_waiting_gives_the_lease_back_and_tells_what_was_under_w
     run, host = new_run(), machine.host(run=settings(hang_before_first_step=True))
 
     def press():
-        until(lambda: trainer_of(machine, run.id), 20)
+        trainer = until(lambda: trainer_of(machine, run.id), 20)[0]
+        # The verb that launched it began before it; the one that waits for its step, after.
+        until(lambda: [verb for verb in machine.verbs() if verb.started > trainer.started], 20)
         os.kill(os.getpid(), signal.SIGINT)
 
     presser = threading.Thread(target=press)
