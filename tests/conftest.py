@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import secrets
+import signal
 from collections import Counter
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from tests import imports, leftovers
 
 TAG = "FAB_TEST_SESSION"
-SLOW = {"agent", "hosts", "demo", "scripts"}
+HOSTS = {"agent", "hosts", "demo", "scripts"}
 """Folders whose tests start processes of their own, or talk to a real sshd."""
 HEAVY = {"torch", "transformers"}
 NOT_RUN = "not run: "
@@ -24,7 +25,9 @@ NOT_RUN = "not run: "
 def pytest_addoption(parser):
     group = parser.getgroup("this project")
     group.addoption(
-        "--part", choices=("fast", "slow"), help="what needs neither torch nor sshd, or the rest"
+        "--part",
+        choices=("fast", "torch", "hosts"),
+        help="hosts: starts processes of its own; torch: of the others, those; fast: the rest",
     )
     group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
     group.addoption(
@@ -39,6 +42,8 @@ def pytest_addoption(parser):
 
 def pytest_configure():
     os.environ[TAG] = secrets.token_hex(8)
+    # A shell that starts us in the background has it ignored, and so would all that tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Nothing here loads from a hub; without this a missing file is asked for there, and waited for.
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Idle threads of torch must not spin: with as many runs at once as here, that costs more than
@@ -52,28 +57,33 @@ def modules(root: Path) -> dict[str, imports.Module]:
 
 
 @functools.cache
-def is_slow(path: Path, root: Path) -> bool:
-    """Whether a file stands in a slow folder, or importing it brings torch in."""
-    if SLOW & set(path.relative_to(root).parts):
-        return True
-    return bool(HEAVY & imports.outside(imports.read_file(path, root), modules(root)))
+def part_of_file(path: Path, root: Path) -> str:
+    """By where it stands, and by whether importing it brings torch in."""
+    if HOSTS & set(path.relative_to(root).parts):
+        return "hosts"
+    heavy = HEAVY & imports.outside(imports.read_file(path, root), modules(root))
+    return "torch" if heavy else "fast"
+
+
+def part_of(item: pytest.Item) -> str:
+    """What its file is, unless the test alone is marked as something heavier."""
+    known = {part_of_file(item.path, item.config.rootpath)}
+    known |= {name for name in ("hosts", "torch") if item.get_closest_marker(name) is not None}
+    return next(part for part in ("hosts", "torch", "fast") if part in known)
 
 
 def pytest_ignore_collect(collection_path, config):
     # By what a file imports: importing torch alone takes longer than all quick tests together.
-    if config.getoption("--part") == "fast" and collection_path.suffix == ".py":
-        return is_slow(collection_path, config.rootpath) or None
-    return None
+    if config.getoption("--part") != "fast" or collection_path.suffix != ".py":
+        return None
+    return part_of_file(collection_path, config.rootpath) != "fast" or None
 
 
 def pytest_collection_modifyitems(config, items):
     part = config.getoption("--part")
     keep, drop = [], []
     for item in items:
-        wrong_part = part is not None and (part == "slow") != (
-            is_slow(item.path, config.rootpath)
-            or any(item.get_closest_marker(name) for name in ("hosts", "torch"))
-        )
+        wrong_part = part is not None and part != part_of(item)
         too_long = is_long(item) and not config.getoption("--long")
         (drop if wrong_part or too_long else keep).append(item)
     if drop:

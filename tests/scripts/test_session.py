@@ -84,11 +84,8 @@ def test_a_process_left_behind_fails_the_session(house, how):
         assert "left behind, now killed" in said
         assert "sleep 300.25" in said
         assert tally == {"passed": 1, "failed": 1, "skipped": 0, "not run": {}}
-        assert leftovers.alive(tag="NONE=1", folder=house.root / "work") == [
-            each
-            for each in leftovers.alive(tag="NONE=1", folder=house.root / "work")
-            if each.pid == bystander.pid
-        ]
+        alive = leftovers.alive(tag="NONE=1", folder=house.root / "work")
+        assert [each.pid for each in alive if each.words == "sleep 300.25"] == [bystander.pid]
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -120,18 +117,21 @@ def test_the_fast_part_holds_what_needs_neither_torch_nor_sshd(house):
     tests = {
         "tests/test_plain.py": "from trainer import plain\ndef test_plain(): pass\n",
         "tests/test_mark.py": "import pytest\n@pytest.mark.torch\ndef test_mark(): pass\n",
-        "tests/hosts/test_host.py": "def test_host(): pass\n",
+        "tests/hosts/test_host.py": "import torch\ndef test_host(): pass\n",
+        "tests/test_both.py": "import pytest, torch\n@pytest.mark.hosts\n"
+        "def test_marked_host(): pass\n",
         # Collecting this one would fail where there is no torch.
         "tests/test_heavy.py": "def test_heavy():\n    from trainer import middle\n",
     }
     for where, text in tests.items():
         house.write(where, text)
     house.write("torch.py", "")
-    _, fast, _ = house.run("--part", "fast")
-    _, slow, _ = house.run("--part", "slow")
-    names = ["test_plain", "test_mark", "test_host", "test_heavy"]
-    assert [name for name in names if f"::{name} PASSED" in fast] == ["test_plain"]
-    assert [name for name in names if f"::{name} PASSED" in slow] == names[1:]
+    names = ["test_plain", "test_mark", "test_heavy", "test_host", "test_marked_host"]
+    ran = {}
+    for part in ("fast", "torch", "hosts"):
+        _, said, _ = house.run(f"--part={part}")
+        ran[part] = [name for name in names if f"::{name} PASSED" in said]
+    assert ran == {"fast": names[:1], "torch": names[1:3], "hosts": names[3:]}
 
 
 def test_long_ones_run_when_asked_for_and_last(house):

@@ -139,7 +139,10 @@ def test_two_at_once_take_turns(tree):
         ("exit 1", "is no Python 3.11 or newer"),
         # A Python that somebody built without ensurepip.
         (
-            f'case "$*" in *ensurepip*) exit 1 ;; esac\nexec {sys.executable} "$@"',
+            (
+                'case "$*" in *ensurepip*) exit 1 ;; *realpath*) echo /opt/python; exit ;; esac\n'
+                f'exec {sys.executable} "$@"'
+            ),
             "has no venv or ensurepip",
         ),
     ],
