@@ -124,7 +124,7 @@ def closed_doors(module: imports.Module) -> list[str]:
     if module.name.startswith("tasks.agent"):
         return []  # standard library only, threads included: a program of its own
     lines = []
-    here = {module.name, room_of(module.name)}
+    here = {module.name, module.name.rpartition(".")[0], room_of(module.name)}
     for each in module.imports:
         where = f"{module.name}:{each.line}"
         full = f"{each.module}.{each.name}" if each.name else each.module

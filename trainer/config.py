@@ -30,7 +30,11 @@ class TrainConfig:
     target_model: str
     """Folder of the frozen target in HuggingFace layout (or a .gguf file)."""
     data_dir: str
-    """Folder of the tokenised completions: HuggingFace `save_to_disk` layout, or .arrow files."""
+    """Tokenised completions: HuggingFace `save_to_disk` folder, or Arrow or Parquet files."""
+    data_split: str = ""
+    """Which split of a data set that has several; empty: train."""
+    data_check: str = "full"
+    """Read all data once at the start (full), or look at each batch as it is made (lazy)."""
     output_dir: str
     """Folder of the checkpoints; a run resumes from the newest complete one in it."""
     overlong: str = "error"
@@ -41,7 +45,10 @@ class TrainConfig:
     steps: int = 0
     """Optimizer steps after which the run is finished; 0: what the epochs give."""
     token_budget: int = 8192
-    """Slots of one micro-batch, in tokens: rows x longest row stays within it."""
+    """Slots of one micro-batch, in tokens."""
+    layout: str = "auto"
+    """How rows share the budget: packed end to end, padded to the longest, or auto: packed where
+    the target keeps documents apart."""
     max_anchors: int = 512
     """Blocks drawn from one micro-batch of one pair."""
     accumulation: int = 1
@@ -136,6 +143,8 @@ class TrainConfig:
 
 CHOICES = {
     "overlong": ("error", "truncate", "drop"),
+    "data_check": ("full", "lazy"),
+    "layout": ("auto", "packed", "padded"),
     "loss": ("decay", "dpace"),
     "device": ("auto", "cpu", "cuda"),
     "dtype": ("auto", "float32", "bfloat16", "float64"),
@@ -148,8 +157,10 @@ _LEAST = {
     "save_interval": 0, "keep": 0,
 }  # fmt: skip
 GROUPS = {
-    "what": ("target_model", "data_dir", "output_dir", "overlong"),
-    "how much": ("epochs", "steps", "token_budget", "max_anchors", "accumulation", "seed"),
+    "what": ("target_model", "data_dir", "output_dir", "data_split", "data_check", "overlong"),
+    "how much": (
+        "epochs", "steps", "token_budget", "layout", "max_anchors", "accumulation", "seed",
+    ),
     "the drafter": (
         "block_size", "draft_layers", "tap_count", "target_layer_ids", "draft_intermediate",
         "draft_heads", "draft_kv_heads", "draft_head_dim", "sliding_window", "mask_token_id",

@@ -115,45 +115,54 @@ def flat_gradients(_folder: Path, _rehearse: Rehearse) -> str:
 
 
 def preloaded_dataset(folder: Path, _rehearse: Rehearse) -> str:
-    """An Arrow file becomes flat arrays, and a cut one is noticed."""
+    """An Arrow file is mapped and read in place, and a cut one is noticed."""
     held = zlib.decompress(base64.b64decode(_SHARD))
     (folder / "rows.arrow").write_bytes(held)
     store = arrow.load(folder, vocab_size=_VOCABULARY, budget=8)
-    read = (store.tokens.tolist(), store.trainable.tolist(), store.starts.tolist())
-    wanted = ([5, 6, 7, 9, 10], [False, True, True, True, True], [0, 3, 5])
+    read = [tuple(each.tolist() for each in store.row(row)) for row in range(len(store.lengths))]
+    wanted = [([5, 6, 7], [False, True, True]), ([9, 10], [True, True])]
     _need(read == wanted, f"read {read}, wrote {wanted}")
+    _need(store.chunks[0].mapped is not None, "a file that could be mapped was copied")
     (folder / "rows.arrow").write_bytes(held[:-8])
     try:
         arrow.load(folder, vocab_size=_VOCABULARY, budget=8)
     except InputError:
-        return f"{len(store.tokens)} tokens in flat arrays; a cut file is refused"
+        return f"{store.tokens} tokens of a mapped file; a cut file is refused"
     raise AssertionError("a file without its end was read as if it were whole")
 
 
 def tensor_batches(_folder: Path, _rehearse: Rehearse) -> str:
-    """Micro-batches hold every row once, within the budget, and equal the slow way."""
+    """Micro-batches of both layouts hold every row once, in the budget, and equal the slow way."""
     store, budget = _store(), 32
-    batches = batching.Plan(store.lengths, budget, 0).batches(0)
-    rows = np.concatenate(batches)
-    _need(sorted(rows.tolist()) == list(range(len(store.lengths))), "a row is missing or twice")
-    for number, chosen in enumerate(batches):
-        longest = int(store.lengths[chosen].max())
-        _need(len(chosen) * longest <= budget, f"batch {number} is over the budget")
-        made = batching.assemble(store, chosen, budget=budget, epoch=0, number=number)
-        at = 0
-        for document, row in enumerate(chosen):
-            for position, source in enumerate(range(store.starts[row], store.starts[row + 1])):
-                slot = (
-                    made.ids_T[at],
-                    made.trainable_T[at],
-                    made.document_T[at],
-                    made.position_T[at],
-                )
-                wanted = (store.tokens[source], store.trainable[source], document, position)
-                _need(slot == wanted, f"slot {at} of batch {number} is {slot}, should be {wanted}")
-                at += 1
-        _need(made.tokens == at and (made.document_T[at:] == -1).all(), "the padding is wrong")
-    return f"{len(rows)} rows in {len(batches)} batches"
+    counts = {}
+    for layout in (batching.PADDED, batching.PACKED):
+        batches = batching.Plan(store.lengths, budget, 0, layout=layout).batches(0)
+        rows = np.concatenate(batches)
+        _need(sorted(rows.tolist()) == list(range(len(store.lengths))), "a row is missing or twice")
+        for number, chosen in enumerate(batches):
+            lengths = store.lengths[chosen]
+            slots = len(chosen) * lengths.max() if layout == batching.PADDED else lengths.sum()
+            _need(slots <= budget, f"{layout} batch {number} is over the budget")
+            _assembles(store, chosen, budget, number)
+        counts[layout] = len(batches)
+    return f"{len(rows)} rows in {counts['padded']} batches padded, {counts['packed']} packed"
+
+
+def _assembles(store: TokenStore, chosen: Any, budget: int, number: int) -> None:
+    made = batching.assemble(store, chosen, budget=budget, epoch=0, number=number)
+    at = 0
+    for document, row in enumerate(chosen.tolist()):
+        for position, (token, trained) in enumerate(zip(*store.row(row), strict=True)):
+            slot = (
+                made.ids_T[at],
+                made.trainable_T[at],
+                made.document_T[at],
+                made.position_T[at],
+            )
+            wanted = (token, trained, document, position)
+            _need(slot == wanted, f"slot {at} of batch {number} is {slot}, should be {wanted}")
+            at += 1
+    _need(made.tokens == at and (made.document_T[at:] == -1).all(), "the padding is wrong")
 
 
 def overlapped_pipeline(folder: Path, rehearse: Rehearse) -> str:
@@ -217,9 +226,10 @@ def anchored_blocks(_folder: Path, _rehearse: Rehearse) -> str:
 
 def exact_resume(folder: Path, rehearse: Rehearse) -> str:
     """Stopped in the middle of an epoch and resumed: the same bits as without the stop."""
-    whole = rehearse(_config(folder / "whole"), _store(), _Target(), _SHAPE)
+    whole = rehearse(_config(folder / "whole", layout="packed"), _store(), _Target(), _SHAPE)
     for steps in (3, 6):
-        resumed = rehearse(_config(folder / "parts", steps=steps), _store(), _Target(), _SHAPE)
+        config = _config(folder / "parts", layout="packed", steps=steps)
+        resumed = rehearse(config, _store(), _Target(), _SHAPE)
     _need(resumed.start.step == 3, f"resumed at step {resumed.start.step}, stopped at 3")
     _need(_equal(whole, resumed), "6 steps differ from 3 steps, a checkpoint and 3 steps")
     return "6 steps equal 3 steps, a checkpoint and 3 steps, to the bit"
@@ -274,12 +284,10 @@ def _store() -> TokenStore:
     lengths = random.integers(5, 15, 12)
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     total = int(starts[-1])
-    return arrow.TokenStore(
-        tokens=random.integers(0, _VOCABULARY - 1, total, dtype=np.int32),
-        trainable=random.random(total) < 0.9,
-        starts=starts,
-        fingerprint="in memory",
-        dropped={},
+    return arrow.TokenStore.in_memory(
+        random.integers(0, _VOCABULARY - 1, total, dtype=np.int32),
+        random.random(total) < 0.9,
+        starts,
     )
 
 

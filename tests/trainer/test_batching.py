@@ -14,12 +14,10 @@ LENGTHS = np.random.default_rng(5).integers(2, 65, 300)
 def made_store(lengths=LENGTHS):
     random = np.random.default_rng(1)
     total = int(lengths.sum())
-    return TokenStore(
-        tokens=random.integers(0, 99, total, dtype=np.int32),
-        trainable=random.integers(0, 2, total).astype(bool),
-        starts=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        fingerprint="f",
-        dropped={},
+    return TokenStore.in_memory(
+        random.integers(0, 99, total, dtype=np.int32),
+        random.integers(0, 2, total).astype(bool),
+        np.concatenate([[0], np.cumsum(lengths)]),
     )
 
 
@@ -35,9 +33,9 @@ def slow_assemble(store, rows, budget):
     """Token by token, as a first version would."""
     ids, trainable, document, position, starts = [], [], [], [], [0]
     for d, row in enumerate(rows):
-        for p, i in enumerate(range(store.starts[row], store.starts[row + 1])):
-            ids.append(int(store.tokens[i]))
-            trainable.append(bool(store.trainable[i]))
+        for p, (token, trained) in enumerate(zip(*store.row(row), strict=True)):
+            ids.append(int(token))
+            trainable.append(bool(trained))
             document.append(d)
             position.append(p)
         starts.append(len(ids))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -10,6 +11,7 @@ from tests.trainer import made
 from trainer import features, train
 from trainer.build.run import Run
 from trainer.data import arrow, batching
+from trainer.data.arrow import containers
 from trainer.model import anchors
 from trainer.pipeline import Pipeline
 from trainer.update.gradients import FlatGradients
@@ -66,20 +68,27 @@ def read_the_mask_inverted(patch):
 
     def wrong(*words, **more):
         store = load(*words, **more)
-        return dataclasses.replace(store, trainable=~store.trainable)
+        fill = store.fill
+
+        def inverted(rows, ids_T, trainable_T):
+            starts = fill(rows, ids_T, trainable_T)
+            np.logical_not(trainable_T, out=trainable_T)
+            return starts
+
+        object.__setattr__(store, "fill", inverted)
+        return store
 
     patch.setattr(arrow, "load", wrong)
 
 
 def read_cut_files(patch):
-    patch.setattr(arrow, "_STREAM_END", b"")
-    batches = arrow._batches
+    batches = arrow.batches
 
-    def wrong(path):
-        patch.setattr(arrow, "_STREAM_END", path.read_bytes()[-8:])
-        return batches(path)
+    def wrong(path, names):
+        patch.setattr(containers, "STREAM_END", path.read_bytes()[-8:])
+        return batches(path, names)
 
-    patch.setattr(arrow, "_batches", wrong)
+    patch.setattr(arrow, "batches", wrong)
 
 
 def shift_documents(patch):
@@ -96,6 +105,11 @@ def shift_documents(patch):
 def leave_a_row_out(patch):
     batches = batching.Plan.batches
     patch.setattr(batching.Plan, "batches", lambda self, epoch: batches(self, epoch)[1:])
+
+
+def pack_too_few(patch):
+    packed = batching._packed
+    patch.setattr(batching, "_packed", lambda *words: packed(*words)[:-1])
 
 
 def work_in_lock_step(patch):
@@ -169,6 +183,7 @@ def forget_the_place_in_the_data(patch):
         (read_cut_files, "preloaded-dataset"),
         (shift_documents, "tensor-batches"),
         (leave_a_row_out, "tensor-batches"),
+        (pack_too_few, "tensor-batches"),
         (work_in_lock_step, "overlapped-pipeline"),
         (let_the_reader_see_another_batch_when_overlapped, "overlapped-pipeline"),
         (see_the_anchor_itself, "anchored-blocks"),

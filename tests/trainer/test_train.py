@@ -136,4 +136,7 @@ def test_data_that_fills_no_step_is_told(go):
 def test_a_command_with_bad_input_exits_2_with_one_line(tiny_target_dir, tmp_path):
     code, _, err = made.run(["train", *made.flags(tiny_target_dir, tmp_path, tmp_path / "out")])
     assert code == 2
-    assert err == f"--data-dir: {tmp_path} holds neither state.json nor an .arrow file\n"
+    assert err == (
+        f"--data-dir: {tmp_path} holds no state.json, and no .arrow, .feather, .ipc or .parquet"
+        " file\n"
+    )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
 
+from trainer.build import data
 from trainer.build.resuming import resumed
 from trainer.build.run import TOKENS, Run
-from trainer.data import arrow
-from trainer.data.batching import Plan, Position, Schedule
+from trainer.data.batching import PADDED, Plan, Position, Schedule
 from trainer.errors import InputError
 from trainer.model.drafter import Drafter, DrafterConfig
 from trainer.model.loss import default_gamma, weigh_by_decay, weigh_by_pace
@@ -41,8 +42,7 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
         InputError: target, data or checkpoint are not what the run needs.
     """
     _share_threads(config, world)
-    store = arrow.load(config.data_dir, budget=config.token_budget, overlong=config.overlong)
-    say(f"data      {_told(store)}")
+    store = data.opened(config)
     pause()
     dtype = _dtype(config, world)
     target = Target.load(
@@ -52,21 +52,20 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
         device=world.target_device,
         dtype=dtype,
     )
-    if int(store.tokens.max()) >= target.vocabulary:
-        # Read again, only to name the file and the row.
-        arrow.load(
-            config.data_dir,
-            vocab_size=target.vocabulary,
-            budget=config.token_budget,
-            overlong=config.overlong,
-        )
+    store = data.checked(store, config, vocab_size=target.vocabulary)
+    for line in data.told(store):
+        say(f"data      {line}")
+    chosen = data.layout(config, target)
     pause()
     shape = _drafter_config(config, target, store)
+    # What was not read at the start is looked at in each batch.
+    store = dataclasses.replace(store, mask_token_id=shape.mask_token_id)
     say(f"target    {target.shape.family}, taps {','.join(map(str, target.tap_ids))}")
-    run = assembled(config, world, store, target, shape, dtype=dtype)
+    settled = dataclasses.replace(config, layout=chosen)
+    run = assembled(settled, world, store, target, shape, dtype=dtype)
     say(f"drafter   {_count(run.drafter):,} parameters, mask token {shape.mask_token_id}")
     pause()
-    return resumed(run, say)
+    return resumed(run, say, any_layout=config.layout == data.AUTO)
 
 
 def assembled(
@@ -78,7 +77,8 @@ def assembled(
     *,
     dtype: torch.dtype,
 ) -> Run:
-    """A run at the start of its data, from parts that are loaded."""
+    """A run at the start of its data, from parts that are loaded; padded unless told otherwise."""
+    layout = config.layout if config.layout != data.AUTO else PADDED
     drafter = Drafter(shape)
     drafter.initialise_(config.seed)
     drafter.to(world.device, dtype)
@@ -93,7 +93,7 @@ def assembled(
         world=world,
         store=store,
         schedule=Schedule(
-            Plan(store.lengths, config.token_budget, config.seed),
+            Plan(store.lengths, config.token_budget, config.seed, layout=layout),
             epochs=config.epochs,
             pairs=world.size,
             accumulation=config.accumulation,
@@ -114,7 +114,7 @@ def _drafter_config(config: TrainConfig, target: Target, store: TokenStore) -> D
     mask_token_id = choose_mask_token(
         target,
         explicit=config.mask_token_id if config.mask_token_id >= 0 else None,
-        occurs=lambda token: bool((store.tokens == token).any()),
+        occurs=store.occurs,
     )
     try:
         return DrafterConfig(
@@ -153,11 +153,3 @@ def _share_threads(config: TrainConfig, world: World) -> None:
 
 def _count(drafter: Drafter) -> int:
     return sum(parameter.numel() for parameter in drafter.parameters())
-
-
-def _told(store: TokenStore) -> str:
-    words = [f"{len(store.lengths):,} rows, {len(store.tokens):,} tokens"]
-    words += [f"{count:,} dropped ({why})" for why, count in store.dropped.items()]
-    if store.truncated:
-        words.append(f"{store.truncated:,} truncated")
-    return ", ".join(words)

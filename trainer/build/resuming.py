@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.batching import Position
+from trainer.data.batching import PADDED, Position
 from trainer.errors import InputError
 from trainer.record import checkpoint
 
@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from trainer.build.run import Run
 
 
-def resumed(run: Run, say: Callable[[str], None]) -> Run:
+def resumed(run: Run, say: Callable[[str], None], *, any_layout: bool = False) -> Run:
     """A run that goes on from the newest checkpoint in its output folder, if there is one.
+
+    Args:
+        run: at the start of its data.
+        say: told what was found.
+        any_layout: the person left the layout open, so it stays the one that the run began with.
 
     Raises:
         InputError: the checkpoint is of another drafter or other data; or all are damaged.
@@ -25,6 +30,11 @@ def resumed(run: Run, say: Callable[[str], None]) -> Run:
     found = checkpoint.newest(Path(run.config.output_dir), say=say)
     if found is None:
         return run
+    # Before there were two, all were padded.
+    held = found.facts["data"].setdefault("layout", PADDED)
+    if any_layout and held == PADDED != run.config.layout:
+        say(f"layout    {held}, as the run began")
+        run = run.in_layout(held)
     for part, here in (
         ("drafter", dataclasses.asdict(run.drafter.config)),
         ("data", run.data_facts()),

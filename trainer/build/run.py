@@ -6,6 +6,7 @@ Shapes: T slots of a micro-batch, N anchors, Q block tokens, H hidden size, F fe
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.nn import functional
 
-from trainer.data.batching import Batch, Position, Schedule, assemble
+from trainer.data.batching import Batch, Plan, Position, Schedule, assemble
 from trainer.model import anchors
 from trainer.model.loss import block_loss
 from trainer.pipeline import Pipeline
@@ -38,6 +39,10 @@ if TYPE_CHECKING:
 
 ACCEPTED, BLOCKS, TOKENS = range(NON_FINITE + 1, NON_FINITE + 4)
 """Places of our own among the numbers that ride along with the gradients."""
+
+
+# Micro-batches whose rows the kernel is asked for before they are made.
+_LOOKAHEAD = 16
 
 
 class Work(NamedTuple):
@@ -139,12 +144,40 @@ class Run:
             "fingerprint": self.store.fingerprint,
             "rows": len(self.store.lengths),
             "token_budget": self.config.token_budget,
+            "layout": self.schedule.plan.layout,
             "seed": self.config.seed,
         }
 
+    def in_layout(self, layout: str) -> Run:
+        """This run with its rows put together in another way."""
+        old, config = self.schedule, self.config
+        schedule = Schedule(
+            Plan(old.plan.lengths, config.token_budget, config.seed, layout=layout),
+            epochs=config.epochs,
+            pairs=old.pairs,
+            accumulation=old.accumulation,
+            steps=config.steps,
+        )
+        config = dataclasses.replace(config, layout=layout)
+        return dataclasses.replace(self, config=config, schedule=schedule)
+
     def _work(self) -> Iterator[Work]:
+        # What comes soon is read from disk meanwhile, so that a batch finds it in memory.
+        coming: deque[Work] = deque()
+        for work in self._mine():
+            self.store.prefetch(work.rows)
+            coming.append(work)
+            if len(coming) > _LOOKAHEAD:
+                yield coming.popleft()
+        yield from coming
+
+    def _mine(self) -> Iterator[Work]:
         first = self.world.rank * self.schedule.accumulation
+        epoch = -1
         for position, step in self.schedule.steps(self.start):
+            if position.epoch != epoch:
+                self.store.unchanged()
+                epoch = position.epoch
             mine = range(first, first + self.schedule.accumulation)
             yield from (Work(position, position.number + i, step[i]) for i in mine)
 

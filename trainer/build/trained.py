@@ -159,11 +159,11 @@ def _evaluation(argv: Sequence[str]) -> argparse.Namespace:
 def _prompts(store: arrow.TokenStore, count: int) -> Iterator[list[int]]:
     found = 0
     for row in range(len(store.lengths)):
-        span = slice(store.starts[row], store.starts[row + 1])
-        length = int(np.argmax(store.trainable[span]))
+        ids, trainable = store.row(row)
+        length = int(np.argmax(trainable))
         if length and found < count:
             found += 1
-            yield store.tokens[span][:length].tolist()
+            yield ids[:length].tolist()
 
 
 def _measured(

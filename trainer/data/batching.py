@@ -1,12 +1,16 @@
 """Which rows make a micro-batch, and the micro-batch itself.
 
 Shapes: T slots of a micro-batch (the token budget), D documents in it.
+Two layouts: `packed` fills the slots with documents of any length, for targets that keep documents
+apart; `padded` takes documents of like length, so that right-padded to the longest they still fit.
+Either way a micro-batch is documents end to end; only which ones differs.
 A plan is a pure function of lengths, budget, seed and epoch: every rank makes the same one, and a
 resumed run makes it again, so that nothing of it is state.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +27,7 @@ Int64 = npt.NDArray[np.int64]
 # Rows whose lengths are compared: enough to fill batches to 99 %, few enough that a batch mixes
 # rows from all over the data.
 WINDOW = 4096
+PACKED, PADDED = "packed", "padded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,28 +53,76 @@ class Batch:
 class Plan:
     """The micro-batches of each epoch, as arrays of row numbers.
 
-    Rows are shuffled, then sorted by length inside windows, so that rows x longest stays within
-    the budget with little padding; then the batches are shuffled.
+    Rows are shuffled, then put together inside windows of that order, then the micro-batches of
+    all windows are shuffled.
+
+    Attributes:
+        layout: packed (best fit, longest first) or padded (of like length; rows x longest stays
+            within the budget).
     """
 
-    def __init__(self, lengths: Int64, budget: int, seed: int, *, window: int = WINDOW) -> None:
+    def __init__(
+        self, lengths: Int64, budget: int, seed: int, *, layout: str = PADDED, window: int = WINDOW
+    ) -> None:
         self.lengths, self.budget, self.seed, self.window = lengths, budget, seed, window
+        self.layout = layout
+        self._counts: dict[int, int] = {}
 
     def batches(self, epoch: int) -> list[Int64]:
         """All micro-batches of an epoch; each row stands in exactly one."""
         # Philox is counter-based: its key alone makes the stream, whatever ran before.
         random = np.random.Generator(np.random.Philox(key=[self.seed, epoch]))
         order = random.permutation(len(self.lengths))
+        put_together = _packed if self.layout == PACKED else _padded
         made = []
         for first in range(0, len(order), self.window):
             rows = order[first : first + self.window]
             rows = rows[np.argsort(-self.lengths[rows], kind="stable")]
-            taken = 0
-            while taken < len(rows):
-                fits = self.budget // int(self.lengths[rows[taken]])
-                made.append(rows[taken : taken + fits])
-                taken += fits
+            made += put_together(rows, self.lengths[rows].tolist(), self.budget)
+        self._counts[epoch] = len(made)
         return [made[index] for index in random.permutation(len(made))]
+
+    def count(self, epoch: int) -> int:
+        """Micro-batches of an epoch."""
+        return self._counts[epoch] if epoch in self._counts else len(self.batches(epoch))
+
+
+def _padded(rows: Int64, lengths: list[int], budget: int) -> list[Int64]:
+    made, taken = [], 0
+    while taken < len(rows):
+        fits = budget // lengths[taken]
+        made.append(rows[taken : taken + fits])
+        taken += fits
+    return made
+
+
+def _packed(rows: Int64, lengths: list[int], budget: int) -> list[Int64]:
+    # Longest first, each into the fullest micro-batch that still takes it. Bit r of `free` says
+    # that some micro-batch has room for r tokens: the lowest bit from the row's length on is the
+    # best fit, found in one operation on one large integer.
+    shortest = lengths[-1]
+    places: list[list[int]] = []
+    with_room: dict[int, list[int]] = {}
+    free = 0
+    for place, length in enumerate(lengths):
+        fitting = free >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            waiting = with_room[room]
+            number = waiting.pop()
+            if not waiting:
+                free ^= 1 << room
+            places[number].append(place)
+        else:
+            room, number = budget, len(places)
+            places.append([place])
+        rest = room - length
+        if rest >= shortest:
+            waiting = with_room.setdefault(rest, [])
+            if not waiting:
+                free |= 1 << rest
+            waiting.append(number)
+    return [rows[each] for each in places]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +144,11 @@ class Schedule:
     A step takes the next `pairs * accumulation` micro-batches of the epoch; pair r takes the r-th
     `accumulation` of them. Two pairs without accumulation so take the same as one pair with two.
     What is left of an epoch and makes no whole step is dropped, on all pairs alike.
+
+    The plan knows nothing of pairs, and a position counts micro-batches. So a run that goes on
+    with other pairs or another accumulation takes the very next micro-batch of the same epoch:
+    none is trained on twice and none is left out, but for the end of an epoch, whose rest is
+    smaller than the step it then has.
     """
 
     def __init__(
@@ -111,7 +169,7 @@ class Schedule:
             if self._limit and done >= self._limit:
                 break
             used = start.index if epoch == start.epoch else 0
-            done += (len(self.plan.batches(epoch)) - used) // self.width
+            done += (self.plan.count(epoch) - used) // self.width
         return min(done, self._limit) if self._limit else done
 
     def steps(self, start: Position) -> Iterator[tuple[Position, list[Int64]]]:
@@ -143,21 +201,31 @@ def assemble(store: TokenStore, rows: Int64, *, budget: int, epoch: int, number:
 
     The arrays are fresh: the stages after this one hold several batches at once, and a ring of
     buffers would save some microseconds of a step that lasts a tenth of a second.
+
+    Raises:
+        InputError: a row holds an id that the store refuses.
     """
-    lengths = store.lengths_of(rows)
-    starts_D1 = np.zeros(len(rows) + 1, np.int32)
-    np.cumsum(lengths, out=starts_D1[1:])
-    tokens = int(starts_D1[-1])
-    ids_T = np.zeros(budget, np.int64)
-    trainable_T = np.zeros(budget, np.bool_)
-    document_T = np.full(budget, -1, np.int32)
-    position_T = np.zeros(budget, np.int64)
-    for to, source, length in zip(starts_D1[:-1], store.starts[rows], lengths, strict=True):
-        ids_T[to : to + length] = store.tokens[source : source + length]
-        trainable_T[to : to + length] = store.trainable[source : source + length]
-    document_T[:tokens] = np.repeat(np.arange(len(rows), dtype=np.int32), lengths)
-    position_T[:tokens] = np.arange(tokens) - np.repeat(starts_D1[:-1], lengths)
+    ids_T = np.empty(budget, np.int64)
+    trainable_T = np.empty(budget, np.bool_)
+    starts = store.fill(rows, ids_T, trainable_T)
+    tokens = int(starts[-1])
+    document_T = np.empty(budget, np.int32)
+    position_T = np.empty(budget, np.int64)
+    count_T, at = _counting(budget), 0
+    for document, end in enumerate(starts[1:].tolist()):
+        document_T[at:end] = document
+        position_T[at:end] = count_T[: end - at]
+        at = end
+    ids_T[tokens:] = 0
+    trainable_T[tokens:] = False
+    document_T[tokens:] = -1
+    position_T[tokens:] = 0
     return Batch(
         ids_T=ids_T, trainable_T=trainable_T, document_T=document_T, position_T=position_T,
-        starts_D1=starts_D1, tokens=tokens, epoch=epoch, number=number,
+        starts_D1=starts.astype(np.int32), tokens=tokens, epoch=epoch, number=number,
     )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _counting(budget: int) -> Int64:
+    return np.arange(budget)

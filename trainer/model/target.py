@@ -8,22 +8,32 @@ Alone with prepare.py, this file imports transformers.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer.errors import InputError
+from trainer.model import documents
 from trainer.model.target_shape import checked_taps, read_shape, tap_ids_by_formula
+from trainer.model.trunk import Trunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Sequence
+
+
+# How attention is named to transformers: its own, but for rows of several documents.
+_BY_DOCUMENT = "sdpa_by_document"
+transformers.AttentionInterface.register(
+    _BY_DOCUMENT, documents.by_document(transformers.AttentionInterface()["sdpa"])
+)
+transformers.AttentionMaskInterface.register(
+    _BY_DOCUMENT, transformers.AttentionMaskInterface()["sdpa"]
+)
 
 
 class Target:
@@ -52,9 +62,8 @@ class Target:
         self.special_ids = (
             self.eos_ids | _ids(self.model, "bos_token_id") | _ids(self.model, "pad_token_id")
         )
-        decoder = self.model.get_decoder()
-        self._layers: nn.ModuleList = decoder.layers
-        self._trunk = _cut(decoder, max(self.tap_ids) + 1)
+        self._trunk = Trunk(self.model.get_decoder(), self.tap_ids, self.embedding_VH)
+        self._mixes: str | None = None
         parameters = inspect.signature(self.model.forward).parameters
         # transformers renamed it; the old name warns in new releases, and old ones lack the new.
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -80,7 +89,7 @@ class Target:
         layers = config.get_text_config().num_hidden_layers
         tap_ids = checked_taps(taps, layers) if taps else tap_ids_by_formula(layers, tap_count)
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            source, dtype=dtype, attn_implementation="sdpa", local_files_only=True, **options
+            source, dtype=dtype, attn_implementation=_BY_DOCUMENT, local_files_only=True, **options
         )
         return cls(model.to(device), tap_ids, Path(path))
 
@@ -97,8 +106,9 @@ class Target:
     def features(self, ids_T: Tensor, starts_D1: Tensor) -> Tensor:
         """Context features of every token; only the layers up to the last tap run.
 
-        Documents run as right-padded rows: attention is causal, so a token never sees the
-        padding behind it, and no mask is needed (which keeps the fast attention kernels).
+        Documents of like length run as right-padded rows: attention is causal, so a token never
+        sees the padding behind it, and no mask is needed (which keeps the fast attention
+        kernels). Where that would waste much, they run end to end in one row, kept apart.
 
         Args:
             ids_T: int64, documents one after the other; what follows the last one is padding.
@@ -108,28 +118,22 @@ class Target:
         Returns:
             features_TF, in the target's dtype, without gradient; zero where padding is.
         """
-        device = self.device
-        starts = starts_D1.to("cpu", torch.int64)
-        lengths = starts.diff()
-        total = int(starts[-1])
-        features_TF = torch.zeros(
-            ids_T.shape[0], self.feature_size, dtype=self.embedding_VH.dtype, device=device
-        )
-        if total == 0:
-            return features_TF
-        longest = int(lengths.max())
-        row_t = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-        place_t = row_t * longest + torch.arange(total) - starts[row_t]
-        place_t = place_t.to(device)
-        padded = ids_T.new_zeros(len(lengths) * longest, device=device)
-        padded[place_t] = ids_T[:total].to(device)
-        # no_grad, not inference_mode: the drafter's backward must be able to save these.
-        with torch.no_grad(), self._tapped() as outputs:
-            self._trunk(input_ids=padded.view(len(lengths), longest), use_cache=False)
-            for k, tap in enumerate(self.tap_ids):
-                span = slice(k * self.hidden_size, (k + 1) * self.hidden_size)
-                features_TF[:total, span] = outputs[tap].flatten(0, 1)[place_t]
-        return features_TF
+        return self._trunk.features(ids_T, starts_D1, packed=lambda: not self.mixes_documents())
+
+    def mixes_documents(self) -> str:
+        """Why documents cannot lie in one row; empty where they can.
+
+        Beyond what the config says it is tried: a document behind another must have the features
+        that it has alone.
+        """
+        if self._mixes is None:
+            kinds = set(getattr(self.model.config.get_text_config(), "layer_types", None) or ())
+            other = sorted(kinds - {"full_attention", "sliding_attention"})
+            if other:
+                self._mixes = f"has layers of {', '.join(other)}, which carry state along a row"
+            else:
+                self._mixes = "" if self._trunk.keeps_apart() else "lets documents in one row meet"
+        return self._mixes
 
     def new_cache(self) -> Any:
         """An empty key/value cache that can be cropped.
@@ -155,7 +159,7 @@ class Target:
         Returns:
             logits_SV and features_SF; `cache` then holds S tokens more.
         """
-        with torch.no_grad(), self._tapped() as outputs:
+        with torch.no_grad(), self._trunk.tapped() as outputs:
             reply = self.model(input_ids=ids_S[None], use_cache=True, **{self._cache_name: cache})
             features_SF = torch.cat([outputs[tap][0] for tap in self.tap_ids], dim=-1)
         return reply.logits[0], features_SF
@@ -174,24 +178,6 @@ class Target:
             InputError: there is none.
         """
         return load_tokenizer(self.path)
-
-    @contextmanager
-    def _tapped(self) -> Iterator[dict[int, Tensor]]:
-        outputs: dict[int, Tensor] = {}
-
-        def keep(tap: int) -> Callable[[nn.Module, Any, Any], None]:
-            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
-                outputs[tap] = output[0] if isinstance(output, tuple) else output
-
-            return hook
-
-        handles = [self._layers[tap].register_forward_hook(keep(tap)) for tap in self.tap_ids]
-        try:
-            yield outputs
-        finally:
-            for handle in handles:
-                handle.remove()
-
 
 def convert(source: str | Path, out: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a GGUF file as a folder of safetensors with tokenizer and chat template.
@@ -267,12 +253,3 @@ def _ids(model: Any, name: str) -> frozenset[int]:
         if value is not None:
             found.update(value if isinstance(value, list) else [value])
     return frozenset(found)
-
-
-def _cut(decoder: Any, layers: int) -> Any:
-    """The decoder without the layers above `layers` and without final norm; shares all weights."""
-    trunk = copy.copy(decoder)
-    trunk._modules = dict(decoder._modules)  # noqa: SLF001 - copy.copy shares the dict itself
-    trunk.layers = nn.ModuleList(list(trunk.layers)[:layers])
-    trunk.norm = nn.Identity()
-    return trunk
