@@ -1,6 +1,7 @@
 """hosts.yaml as frozen values, checked whole before any host is touched."""
 
 from tasks.inventory.reading import parse, read
+from tasks.inventory.secrets import Secrets, Source, resolve_secrets, secret_values
 from tasks.inventory.values import (
     ALL,
     DEFAULT,
@@ -19,8 +20,12 @@ __all__ = [
     "Host",
     "Inventory",
     "RunSettings",
+    "Secrets",
+    "Source",
     "launch_spec",
     "parse",
     "read",
+    "resolve_secrets",
+    "secret_values",
     "spec_digest",
 ]

@@ -15,6 +15,7 @@ import yaml
 
 from tasks.errors import ConfigError, visible
 from tasks.inventory.fields import Fields, did_you_mean, shown
+from tasks.inventory.secrets import read_sources
 from tasks.inventory.values import ALL, Host, Inventory, RunSettings
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def parse(text: str, *, source: str, folder: Path) -> Inventory:
     """
     top = Fields.top(_load(text, source), source)
     top.only("run", "groups", "hosts")
-    shared = _settings(top.table("run"), RunSettings())
+    shared = _settings(top.table("run"), RunSettings(), folder)
     table = top.table("hosts")
     hosts = tuple(_host(table, name, shared, folder) for name in table.values)
     return Inventory(source=source, hosts=hosts, groups=_groups(top.table("groups"), table))
@@ -97,10 +98,13 @@ _KEY = re.compile(r"(ssh|ecdsa|sk)-[a-z0-9@.-]+ [A-Za-z0-9+/]+={0,2}( .*)?")
 _FLAG = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
-_RUN_KEYS = ("trainer", "env", "grace_seconds", "first_step_seconds", "features", "max_log_mb")
+_RUN_KEYS = (
+    *("trainer", "env", "secrets", "grace_seconds", "first_step_seconds", "features"),
+    "max_log_mb",
+)
 _HOST_KEYS = (
     *("address", "port", "user", "identity_file", "ssh_config", "host_key", "known_hosts"),
-    *("root", "python", "agent_python", "devices", "env", "run", "enabled", "if_down"),
+    *("root", "python", "agent_python", "devices", "env", "secrets", "run", "enabled", "if_down"),
 )
 
 
@@ -111,8 +115,13 @@ def _host(table: Fields, name: str, shared: RunSettings, folder: Path) -> Host:
     given.only(*_HOST_KEYS)
     program = "give a path or a name of letters, digits and any of _ . / + -"
     on_host = "give an absolute path, or one that starts with ~/"
-    settings = _settings(given.table("run"), shared)
+    settings = _settings(given.table("run"), shared, folder)
     env = {**settings.env, **_environment(given.table("env"))}
+    secrets = {**settings.secrets, **read_sources(given, folder)}
+    for key in secrets:
+        if key in env or key in _OURS:
+            what = "is in `env` too" if key in env else "is set by the tool itself"
+            given.wrong(f"secrets.{key}", what, "leave it out at one of the places")
     enabled = given.flag("enabled", default=True)
     if enabled and "output-dir" not in settings.trainer:
         given.wrong(
@@ -135,7 +144,7 @@ def _host(table: Fields, name: str, shared: RunSettings, folder: Path) -> Host:
         devices=given.items("devices", int, lambda v: "" if v >= 0 else f"is {v}; give 0 or more"),
         if_down=given.text("if_down") or "",
         enabled=enabled,
-        run=_replaced(settings, env=env),
+        run=_replaced(settings, env=env, secrets=secrets),
     )
 
 
@@ -174,11 +183,12 @@ def _host_key(given: Fields) -> str | None:
     return f"{kind} {encoded}"
 
 
-def _settings(given: Fields, base: RunSettings) -> RunSettings:
+def _settings(given: Fields, base: RunSettings, folder: Path) -> RunSettings:
     given.only(*_RUN_KEYS)
     changes: dict[str, Any] = {
         "trainer": {**base.trainer, **_flags(given.table("trainer"))},
         "env": {**base.env, **_environment(given.table("env"))},
+        "secrets": {**base.secrets, **read_sources(given, folder)},
         "grace_seconds": given.whole("grace_seconds", base.grace_seconds, low=1, high=3600),
         "first_step_seconds": given.whole(
             "first_step_seconds", base.first_step_seconds, low=1, high=86400

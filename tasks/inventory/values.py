@@ -14,6 +14,8 @@ from tasks.inventory.fields import did_you_mean
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tasks.inventory.secrets import Source
+
 Scalar = bool | int | float | str
 Flag = Scalar | tuple[Scalar, ...]
 
@@ -30,6 +32,8 @@ class RunSettings:
     trainer: Mapping[str, Flag] = field(default_factory=dict)
     """Flags of `python -m trainer train`, in order, without their dashes."""
     env: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Source] = field(default_factory=dict)
+    """Variables of the trainer whose values the desk has, and where it has them."""
     grace_seconds: int = 120
     """From SIGTERM to SIGKILL; a checkpoint must fit in."""
     first_step_seconds: int = 300
@@ -140,7 +144,7 @@ def launch_spec(host: Host) -> dict[str, Any]:
     return {
         "argv": [host.python, "-m", "trainer", "train", *words_of(settings.trainer)],
         "env": dict(settings.env),
-        "secret_names": [],
+        "secret_names": sorted(settings.secrets),
         "grace_s": settings.grace_seconds,
         "max_log_mb": settings.max_log_mb,
         "output_dir": settings.trainer.get("output-dir"),
