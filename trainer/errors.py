@@ -6,6 +6,11 @@ Anything that is not a `TrainerError` is a bug: it keeps its traceback and exits
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 class TrainerError(Exception):
     """A run cannot go on, and the message says why in one line."""
@@ -24,12 +29,26 @@ class NonFiniteError(TrainerError):
 
     exit_code = 3
 
-    def __init__(self, step: int, what: str, value: float, where: str = "on every rank") -> None:
+    def __init__(
+        self,
+        step: int,
+        what: str,
+        value: float,
+        where: str = "on every rank",
+        checkpoint: str | None = None,
+    ) -> None:
         self.step, self.what, self.value, self.where = step, what, value, where
+        self.checkpoint = checkpoint
+        last = f", {checkpoint}," if checkpoint else ""
         super().__init__(
             f"step {step:,}: {what} is {value} {where}; "
-            "resume from the last checkpoint with a lower --lr"
+            f"resume from the last checkpoint{last} with a lower --lr"
         )
+
+    def with_checkpoint(self, path: Path | None) -> NonFiniteError:
+        """The same, naming the newest whole checkpoint; None: there is none that is known."""
+        told = None if path is None else str(path)
+        return NonFiniteError(self.step, self.what, self.value, self.where, told)
 
 
 class FeatureError(TrainerError):

@@ -1,4 +1,4 @@
-"""Stages that run at once, joined by bounded channels.
+"""Stages that run at once, joined by bounded channels; and work that is done beside them.
 
 Each stage is a function in a thread of its own. It takes from the channel before it, and waits
 when the channel after it is full; the last channel is read by whoever iterates. Torch is not known
@@ -204,6 +204,56 @@ class Pipeline:
             failure = StageError(name, error)
             failure.__cause__ = error
             sink.fail(failure)
+
+
+class Beside(Generic[Item]):
+    """Does one job at a time in a thread of its own, while whoever asked for it goes on.
+
+    Args:
+        name: of the work, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._thread: threading.Thread | None = None
+        self._made: list[Item] = []
+        self._error: Exception | None = None
+
+    def start(self, job: Callable[[], Item]) -> None:
+        """Begin a job; the one before must have ended, so `finished` or `wait` was called."""
+        assert self._thread is None, f"{self._name}: two jobs at once"
+        # A daemon: a second Ctrl-C, or an error elsewhere, need not wait for a slow disk.
+        self._thread = threading.Thread(target=self._run, args=(job,), name=self._name, daemon=True)
+        self._thread.start()
+
+    def finished(self) -> Item | None:
+        """What the job made, once, if it has ended; None while it runs or where there is none.
+
+        Raises:
+            StageError: it failed.
+        """
+        return self.wait() if self._thread is not None and not self._thread.is_alive() else None
+
+    def wait(self) -> Item | None:
+        """What the job made, when it has ended; None where there is none.
+
+        Raises:
+            StageError: it failed.
+        """
+        if self._thread is None:
+            return None
+        self._thread.join()
+        self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise StageError(self._name, error) from error
+        return self._made.pop()
+
+    def _run(self, job: Callable[[], Item]) -> None:
+        try:
+            self._made.append(job())
+        except Exception as error:  # noqa: BLE001 - whatever it is, whoever waits must get it
+            self._error = error
 
 
 def _drain(channel: Channel[Any]) -> Iterator[Any]:

@@ -11,7 +11,8 @@ import torch
 from trainer.build import assembled, build
 from trainer.build.resuming import resumed
 from trainer.build.run import ACCEPTED, BLOCKS, TOKENS
-from trainer.errors import InputError
+from trainer.build.saving import Saving
+from trainer.errors import InputError, NonFiniteError
 from trainer.record import metrics
 from trainer.record.metrics import Metrics
 from trainer.record.status import Status, Step, folder_of, release_digest
@@ -22,6 +23,7 @@ from trainer.world import ALONE, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from trainer.build import Say
     from trainer.build.run import MicroBatch, Run
@@ -71,21 +73,29 @@ def _train(
     parts: Run, stop: Stop, status: Status, measures: Metrics, say: Say, *, total: int
 ) -> None:
     config, position = parts.config, parts.start
-    stopping, saved = False, position.step or None
+    stopping = False
+    saved = position.step or None  # the step of the newest checkpoint, once it is written
     say(f"training  from step {position.step:,} to {total:,}")
-    with parts.batches() as batches:
-        stream = iter(batches)
-        while position.step < total and not stopping:
-            done, position, stopping = step(parts, batches, stream, stop, total=total)
-            status.step(done)
-            measures.step(done)
-            if done.step % config.log_interval == 0 or done.step == total:
-                say(metrics.line(done, config.block_size))
-            if config.save_interval and done.step % config.save_interval == 0:
-                _save(parts, position, status, say)
-                saved = position.step
-    if saved != position.step:
-        _save(parts, position, status, say)
+    saving = Saving(parts)
+    try:
+        with saving, parts.batches() as batches:
+            stream = iter(batches)
+            while position.step < total and not stopping:
+                done, position, stopping = step(parts, batches, stream, stop, total=total)
+                _tell(saving.finished(), status, say)
+                status.step(done)
+                measures.step(done)
+                if done.step % config.log_interval == 0 or done.step == total:
+                    say(metrics.line(done, config.block_size))
+                if config.save_interval and done.step % config.save_interval == 0:
+                    _save(saving, position, status, say)
+                    saved = position.step
+            status.phase("saving")
+            if saved != position.step:
+                _save(saving, position, status, say)
+            _tell(saving.wait(), status, say)
+    except NonFiniteError as error:
+        raise error.with_checkpoint(saving.newest) from None
     status.phase("finished" if position.step >= total else "stopped")
     say(f"{'finished' if position.step >= total else 'stopped'}  at step {position.step:,}")
 
@@ -143,13 +153,15 @@ def step(
     return done, parts.schedule.after(micro.position), sums[STOP] > 0
 
 
-def _save(parts: Run, position: Position, status: Status, say: Say) -> None:
-    if not parts.world.first:
-        return
-    status.phase("saving")
-    path = parts.save(position, release_digest()).resolve()
-    status.phase("training", checkpoint=str(path))
-    say(f"saved     {path}")
+def _save(saving: Saving, position: Position, status: Status, say: Say) -> None:
+    _tell(saving.wait(), status, say)
+    saving.begin(position, release_digest())
+
+
+def _tell(path: Path | None, status: Status, say: Say) -> None:
+    if path is not None:
+        status.note(checkpoint=str(path))
+        say(f"saved     {path}")
 
 
 def _silent(text: str) -> None:

@@ -93,7 +93,9 @@ def test_an_error_in_the_target_ends_the_run_and_is_named(go, monkeypatch, overl
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient norm"])
-def test_what_is_not_finite_ends_the_run_before_weights_are_spoiled(go, monkeypatch, what):
+def test_what_is_not_finite_ends_the_run_before_weights_are_spoiled(
+    go, monkeypatch, tmp_path, what
+):
     runs, learn = [], Run.learn
 
     def poisoned(self, micro):
@@ -108,6 +110,9 @@ def test_what_is_not_finite_ends_the_run_before_weights_are_spoiled(go, monkeypa
     with pytest.raises(NonFiniteError, match=f"step 4: {what} is") as caught:
         go(save_interval=2)
     assert caught.value.exit_code == 3
+    assert str(caught.value).endswith(
+        f"resume from the last checkpoint, {tmp_path / 'out/step-00000002'}, with a lower --lr"
+    )
     last, before = runs[-1]
     assert torch.equal(last.optimizer.masters_G, before)
     assert last.optimizer.masters_G.isfinite().all()

@@ -18,7 +18,6 @@ from trainer.data.batching import Batch, Plan, Position, Schedule, assemble
 from trainer.model import anchors
 from trainer.model.loss import block_loss
 from trainer.pipeline import Pipeline
-from trainer.record import checkpoint
 from trainer.update.gradients import NON_FINITE
 
 if TYPE_CHECKING:
@@ -122,21 +121,6 @@ class Run:
         self.gradients.extra_E[ACCEPTED] += loss.accepted * loss.blocks
         self.gradients.extra_E[BLOCKS] += loss.blocks
         self.gradients.extra_E[TOKENS] += micro.tokens
-
-    def save(self, position: Position, release: str | None) -> Path:
-        """Write a checkpoint of the run as it is at `position`."""
-        facts = {
-            "position": dataclasses.asdict(position),
-            "drafter": dataclasses.asdict(self.drafter.config),
-            "data": self.data_facts(),
-            "config": dataclasses.asdict(self.config),
-            "release": release,
-            "torch": torch.__version__,
-        }
-        files = {"drafter": self.drafter.state_dict(), "optimizer": self.optimizer.state_dict()}
-        return checkpoint.save(
-            Path(self.config.output_dir), position.step, files, facts, keep=self.config.keep
-        )
 
     def data_facts(self) -> dict[str, str | int]:
         """What decides which rows make which micro-batch; a position means nothing without it."""

@@ -3,6 +3,9 @@
 `step-00000012/` holds safetensors files and checkpoint.json, which names the sha256 of each.
 It is written beside, flushed to the disk, then renamed: whatever ends the process, a folder of
 that name is whole. What a disk did to it later the hashes tell.
+
+checkpoint.json also says which FORMAT it is in. A trainer reads its own and every one before it;
+tests load a stored checkpoint of each.
 """
 
 from __future__ import annotations
@@ -27,6 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Tensors = Mapping[str, "Tensor"]
+
+FORMAT = 1
+"""Raised when an older trainer could no longer read what is written; the first had no number."""
 
 PINNED = "PINNED"
 """A file of this name in a checkpoint keeps it from being deleted."""
@@ -97,14 +103,19 @@ def _write(beside: Path, step: int, files: Mapping[str, Tensors], facts: Mapping
     hashes = {}
     for name, tensors in files.items():
         file = beside / f"{name}.safetensors"
-        # Copies: parameters are views into one buffer, and such are refused.
-        safetensors.torch.save_file({key: value.clone() for key, value in tensors.items()}, file)
+        safetensors.torch.save_file({key: _whole(value) for key, value in tensors.items()}, file)
         _flush(file)
         hashes[file.name] = _sha256(file)
     told = beside / "checkpoint.json"
-    told.write_text(json.dumps({"step": step, "files": hashes, **facts}, indent=1) + "\n")
+    text = json.dumps({"format": FORMAT, "step": step, "files": hashes, **facts}, indent=1)
+    told.write_text(text + "\n", encoding="utf-8")
     _flush(told)
     _flush(beside)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    # Parameters are views into one buffer, which safetensors refuses to write.
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
 
 
 def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None:
@@ -115,7 +126,7 @@ def newest(output_dir: Path, *, say: Callable[[str], None]) -> Checkpoint | None
         say: told about each damaged one that was passed over.
 
     Raises:
-        InputError: there are checkpoints, and every one is damaged.
+        InputError: there are checkpoints, and every one is damaged; or one is of a newer trainer.
     """
     found = checkpoints(output_dir)
     for path in reversed(found):
@@ -147,13 +158,25 @@ def checkpoints(output_dir: Path) -> list[Path]:
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with a checkpoint, in words; None when it is whole."""
+    """What is wrong with a checkpoint, in words; None when it is whole.
+
+    Raises:
+        InputError: it is of a newer trainer, so that this one cannot tell.
+    """
     try:
         facts = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
-        files = dict(facts["files"])
-        int(facts["step"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        format_ = int(facts.get("format", 1))
+        if format_ <= FORMAT:
+            files = dict(facts["files"])
+            int(facts["step"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"its checkpoint.json is damaged ({error})"
+    if format_ > FORMAT:
+        # Not damage, which is passed over: training would go on from an older one unasked.
+        raise InputError(
+            f"{path}: is of format {format_}, and this trainer reads up to {FORMAT}; use the"
+            " trainer that wrote it, or give another --output-dir"
+        )
     for name, sha256 in files.items():
         if not (path / name).is_file():
             return f"{name} is missing"
@@ -163,6 +186,9 @@ def damage(path: Path) -> str | None:
 
 
 def _prune(output_dir: Path, keep: int) -> None:
+    # What a process left half written or half deleted when it was killed.
+    for left in [*output_dir.glob(".step-*.partial"), *output_dir.glob(".step-*.old")]:
+        shutil.rmtree(left, ignore_errors=True)
     loose = [path for path in checkpoints(output_dir) if not (path / PINNED).exists()]
     for path in loose[:-keep] if keep else []:
         # Renamed first: a folder of a checkpoint's name is never half deleted.

@@ -91,6 +91,11 @@ class Status:
         self._facts.update(facts, phase=phase)
         self._write()
 
+    def note(self, **facts: Any) -> None:
+        """Know something more; the phase stays."""
+        self._facts.update(facts)
+        self._write()
+
     def step(self, done: Step) -> None:
         """One step more is done."""
         self._recent.append(done.seconds)

@@ -59,22 +59,24 @@ class AdamW:
             view.copy_(parameter.detach())
             if self._shares_memory:
                 parameter.data = view
+        self._moments_G = {
+            name: torch.zeros_like(gradients.flat_G) for name in ("exp_avg", "exp_avg_sq")
+        }
         cut = gradients.matrices
         groups = []
         self._flat: list[nn.Parameter] = []
+        states = []
         for piece, decay in ((slice(None, cut), weight_decay), (slice(cut, None), 0.0)):
             weights = nn.Parameter(self.masters_G[piece])
             weights.grad = gradients.flat_G[piece]
             if weights.numel():
                 self._flat.append(weights)
                 groups.append({"params": [weights], "weight_decay": decay})
+                states.append({name: held[piece] for name, held in self._moments_G.items()})
         self._engine = torch.optim.AdamW(groups, lr=0.0, betas=betas, eps=eps, fused=True)
-        for weights in self._flat:
-            self._engine.state[weights] = {
-                "step": torch.zeros((), dtype=torch.float32, device=weights.device),
-                "exp_avg": torch.zeros_like(weights),
-                "exp_avg_sq": torch.zeros_like(weights),
-            }
+        for weights, state in zip(self._flat, states, strict=True):
+            step = torch.zeros((), dtype=torch.float32, device=weights.device)
+            self._engine.state[weights] = {"step": step, **state}
 
     def step_(self, rate: float) -> None:
         """Move all parameters along the gradients, which are summed and clipped by now."""
@@ -84,15 +86,14 @@ class AdamW:
         if not self._shares_memory:
             self._publish()
 
+    def live_state(self) -> dict[str, Tensor]:
+        """The whole state as the tensors that the next step changes; nothing is copied."""
+        step = self._engine.state[self._flat[0]]["step"]
+        return {"masters": self.masters_G, **self._moments_G, "steps": step}
+
     def state_dict(self) -> dict[str, Tensor]:
         """The whole state as plain tensors: copies, so that training may go on meanwhile."""
-        states = [self._engine.state[weights] for weights in self._flat]
-        return {
-            "masters": self.masters_G.clone(),
-            "exp_avg": torch.cat([state["exp_avg"] for state in states]),
-            "exp_avg_sq": torch.cat([state["exp_avg_sq"] for state in states]),
-            "steps": states[0]["step"].clone(),
-        }
+        return {name: tensor.clone() for name, tensor in self.live_state().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Take a state back; the drafter's parameters then equal its masters.
@@ -109,13 +110,10 @@ class AdamW:
                 )
         with torch.no_grad():
             self.masters_G.copy_(state["masters"])
-            start = 0
+            for name, moments_G in self._moments_G.items():
+                moments_G.copy_(state[name])
             for weights in self._flat:
-                held, end = self._engine.state[weights], start + weights.numel()
-                held["exp_avg"].copy_(state["exp_avg"][start:end])
-                held["exp_avg_sq"].copy_(state["exp_avg_sq"][start:end])
-                held["step"].copy_(state["steps"])
-                start = end
+                self._engine.state[weights]["step"].copy_(state["steps"])
         if not self._shares_memory:
             self._publish()
 

@@ -5,6 +5,7 @@ FAULT is `kind:argument`, and for what happens to one rank in one step `kind:ran
 
 import os
 import signal
+import threading
 import time
 
 _kind, *_numbers = os.environ.get("FAULT", "none").split(":")
@@ -21,7 +22,20 @@ if _kind == "slow-save" and _rank == 0:
 
     checkpoint.save = _slowly
 
-if _kind in ("raise", "kill", "nan") and _rank == int(_numbers[0]):
+if _kind == "kill-in-save" and _rank <= 0:
+    from trainer.record import checkpoint
+
+    _write = checkpoint._sha256
+
+    def _cut(file):
+        # One file of the checkpoint is on the disk, the others are not.
+        if file.parent.name == f".step-{int(_numbers[0]):08}.partial":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return _write(file)
+
+    checkpoint._sha256 = _cut
+
+if _kind in ("raise", "kill", "kill-settled", "nan") and _rank == int(_numbers[0]):
     from trainer.build.run import Run
 
     _learn = Run.learn
@@ -30,7 +44,11 @@ if _kind in ("raise", "kill", "nan") and _rank == int(_numbers[0]):
         if micro.position.step + 1 == int(_numbers[1]):
             if _kind == "raise":
                 raise RuntimeError("planted in one rank")
-            if _kind == "kill":
+            if _kind == "kill-settled":
+                for thread in threading.enumerate():
+                    if thread.name == "checkpoint":
+                        thread.join()
+            if _kind.startswith("kill"):
                 os.kill(os.getpid(), signal.SIGKILL)
             self.gradients.flat_G.fill_(float("nan"))
         _learn(self, micro)
