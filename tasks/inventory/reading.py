@@ -46,10 +46,11 @@ def parse(text: str, *, source: str, folder: Path) -> Inventory:
         ConfigError: the first thing that is wrong, with its place.
     """
     top = Fields.top(_load(text, source), source)
-    top.only("run", "groups", "hosts")
+    top.only("run", "groups", "hosts", "host_keys")
+    accept_new = _host_keys(top, default=False)
     shared = _settings(top.table("run"), RunSettings(), folder)
     table = top.table("hosts")
-    hosts = tuple(_host(table, name, shared, folder) for name in table.values)
+    hosts = tuple(_host(table, name, shared, accept_new, folder) for name in table.values)
     return Inventory(source=source, hosts=hosts, groups=_groups(top.table("groups"), table))
 
 
@@ -103,12 +104,13 @@ _RUN_KEYS = (
     "max_log_mb",
 )
 _HOST_KEYS = (
-    *("address", "port", "user", "identity_file", "ssh_config", "host_key", "known_hosts"),
+    *("address", "port", "user", "identity_file", "ssh_config"),
+    *("host_key", "host_keys", "known_hosts"),
     *("root", "python", "agent_python", "devices", "env", "secrets", "run", "enabled", "if_down"),
 )
 
 
-def _host(table: Fields, name: str, shared: RunSettings, folder: Path) -> Host:
+def _host(table: Fields, name: str, shared: RunSettings, accept_new: bool, folder: Path) -> Host:
     if not _NAME.fullmatch(name) or name == ALL:
         table.wrong(visible(name), "is no name for a host", "use letters, digits, `.`, `_` and `-`")
     given = table.table(name)
@@ -138,6 +140,7 @@ def _host(table: Fields, name: str, shared: RunSettings, folder: Path) -> Host:
         ssh_config=_local(given, "ssh_config", folder),
         host_key=_host_key(given),
         known_hosts=_local(given, "known_hosts", folder),
+        accept_new=_host_keys(given, default=accept_new),
         root=_folder(given, "root", "~/fab", on_host),
         python=given.matching("python", _ON_HOST, on_host) or "python3",
         agent_python=given.matching("agent_python", _PROGRAM, program) or "python3",
@@ -165,6 +168,19 @@ def _folder(given: Fields, key: str, default: str, hint: str) -> str:
     if ".." in value.split("/") or value.strip("~/") == "":
         given.wrong(key, f"is {value!r}", "name a folder of its own, without `..`")
     return value.rstrip("/")
+
+
+_POLICIES = {"strict": False, "accept-new": True}
+
+
+def _host_keys(given: Fields, *, default: bool) -> bool:
+    value = given.text("host_keys", None, "write strict or accept-new")
+    if value is None:
+        return default
+    if value not in _POLICIES:
+        hint = "write `strict` (known keys alone, as without it) or `accept-new`"
+        given.wrong("host_keys", f"is {value!r}", hint)
+    return _POLICIES[value]
 
 
 def _host_key(given: Fields) -> str | None:

@@ -58,6 +58,8 @@ class Host:
     host_key: str | None = None
     """The only key that is accepted, as `type base64`."""
     known_hosts: str | None = None
+    accept_new: bool = False
+    """Remember the key of a host that is met for the first time, instead of refusing it."""
     root: str = "~/fab"
     python: str = "python3"
     """The trainer's interpreter, absolute or under the host's `~/`."""

@@ -5,5 +5,6 @@ with Link(host, notify=print) as link:
 """
 
 from tasks.link.asking import Link, Reply
+from tasks.link.introduction import Introduction, introduce
 
-__all__ = ["Link", "Reply"]
+__all__ = ["Introduction", "Link", "Reply", "introduce"]

@@ -13,6 +13,7 @@ from tasks.link.dial import CONNECT_SECONDS, Call, call
 from tasks.link.exchange import Exchange, Question
 from tasks.link.program import BOOT, program
 from tasks.link.route import route
+from tasks.link.trust import Trust
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -197,7 +198,11 @@ class Link:
             def once() -> Call:
                 tried.append(self.host.name)
                 return call(
-                    self.host.name, hops, self.host.if_down, left=lambda: end - self._clock()
+                    self.host.name,
+                    hops,
+                    self.host.if_down,
+                    left=lambda: end - self._clock(),
+                    trust=lambda host, hop: Trust(host, hop, self.notify),
                 )
 
             def may(wrong: BaseException) -> bool:

@@ -52,7 +52,8 @@ class Transport(paramiko.Transport):
 class Call:
     """The open conversation with a host, through its jump hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, trust: Callable[[str, Hop], Trust]) -> None:
+        self._trust = trust
         self._connections: list[fabric.Connection] = []
         self._proxies: list[subprocess.Popen[bytes]] = []
         self._sockets: list[socket.socket] = []
@@ -99,7 +100,7 @@ class Call:
         """
         seconds = max(LEAST_SECONDS, min(CONNECT_SECONDS, left()))
         try:
-            trust = Trust(host, hop)
+            trust = self._trust(host, hop)
             self._open(host, hop, trust, seconds)
         except DeployError:
             raise
@@ -181,13 +182,27 @@ class Call:
         raise wrong
 
 
-def call(host: str, hops: Sequence[Hop], if_down: str, *, left: Callable[[], float]) -> Call:
+def call(
+    host: str,
+    hops: Sequence[Hop],
+    if_down: str,
+    *,
+    left: Callable[[], float],
+    trust: Callable[[str, Hop], Trust] = Trust,
+) -> Call:
     """Open the conversation.
+
+    Args:
+        host: for the errors.
+        hops: the way.
+        if_down: what to tell a person when it does not answer.
+        left: seconds until the deadline.
+        trust: gives what is known of each server on the way.
 
     Raises:
         Unreachable, LoginRefused, HostKeyWrong: it did not come about, and nothing is left open.
     """
-    made = Call()
+    made = Call(trust)
     with contextlib.ExitStack() as undo:
         undo.callback(made.close)
         for hop in hops:

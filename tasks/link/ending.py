@@ -16,6 +16,10 @@ NO_STATUS = -1
 """paramiko's exit status when none came: the program was killed, or the path died."""
 NOT_STARTED = frozenset({126, 127})
 """What a shell says of a program that it cannot run."""
+OTHER_PROGRAM = (
+    "this login runs a program of its own or none; see its shell (nologin), ForceCommand of its"
+    " sshd, and command= in its authorized_keys"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +55,12 @@ class Ending:
                 "set `agent_python` to a Python >= 3.8 of this host",
             )
         if self.status and not self.answered:
-            return RemoteFailure(host, f"{verb}: exit {self.status} before our program ran{said}")
+            what = f"{verb}: exit {self.status} before our program ran{said}"
+            return RemoteFailure(host, what, OTHER_PROGRAM)
         what = f"it ended with exit {self.status} and gave no result"
-        return UnreadableReply(host, f"{verb}: {what}{said}")
+        return UnreadableReply(
+            host, f"{verb}: {what}{said}", "" if self.answered else OTHER_PROGRAM
+        )
 
     def _without_status(self, host: str, verb: str, said: str) -> DeployError:
         if not self.alive:

@@ -52,6 +52,12 @@ class Hop:
     family: int
     proxy: str | None
     """Command whose standard streams reach the server."""
+    certificates: tuple[str, ...] = ()
+    """Files of CertificateFile; one beside its key (KEY-cert.pub) is found without it."""
+    accept_new: bool = False
+    """Write the key of a server that nothing is known of into the first of `known_hosts`."""
+    hashed: bool = False
+    """Write its name as a hash (HashKnownHosts)."""
 
     @property
     def looked_up(self) -> str:
@@ -59,6 +65,11 @@ class Hop:
         if self.alias:
             return self.alias
         return self.hostname if self.port == 22 else f"[{self.hostname}]:{self.port}"
+
+    @property
+    def certified(self) -> str:
+        """The name that a certificate of this server must have."""
+        return self.alias or self.hostname
 
     @property
     def at(self) -> str:
@@ -179,11 +190,13 @@ def _hop(host: Host, name: str, facts: dict[str, list[str]], *, last: bool) -> H
         if not Path(host.identity_file).is_file():
             raise ConfigError(host.name, f"there is no key file {host.identity_file}")
     known = [*facts.get("userknownhostsfile", []), *facts.get("globalknownhostsfile", [])]
-    known = [full(file) for line in known for file in line.split() if file != "none"]
+    known = [full(file) for line in known for file in _files(line)]
+    certificates = [full(file) for file in facts.get("certificatefile", []) if file != "none"]
     proxy = _one(facts, "proxycommand")
     has_jump = _one(facts, "proxyjump") not in {"", "none"}
     agent = _one(facts, "identityagent")
-    if agent not in {"", "none", "SSH_AUTH_SOCK", os.environ.get("SSH_AUTH_SOCK", "")}:
+    usual = {"", "none", "SSH_AUTH_SOCK", "$SSH_AUTH_SOCK", "${SSH_AUTH_SOCK}"}
+    if agent not in {*usual, os.environ.get("SSH_AUTH_SOCK", "")}:
         raise ConfigError(
             host.name, f"sets identityagent {visible(agent)}", "point SSH_AUTH_SOCK there instead"
         )
@@ -202,4 +215,21 @@ def _hop(host: Host, name: str, facts: dict[str, list[str]], *, last: bool) -> H
         pin=host.host_key if last else None,
         family=families.get(_one(facts, "addressfamily"), socket.AF_UNSPEC),
         proxy=full(proxy) if proxy and proxy != "none" and not has_jump else None,
+        certificates=tuple(map(os.path.expanduser, certificates)),
+        accept_new=host.accept_new,
+        hashed=_one(facts, "hashknownhosts") == "yes",
     )
+
+
+def _files(line: str) -> list[str]:
+    """Split the files of one option: `ssh -G` joins them by spaces, and quotes none that has some.
+
+    A new one begins where a word begins as a path does.
+    """
+    files: list[str] = []
+    for word in line.split(" "):
+        if files and not word.startswith(("/", "~", "%")) and word != "none":
+            files[-1] += f" {word}"
+        else:
+            files.append(word)
+    return [file for file in files if file not in {"none", ""}]

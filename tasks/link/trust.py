@@ -1,4 +1,7 @@
-"""Which key a server must show: a pin of hosts.yaml, or known_hosts as ssh would read it."""
+"""Which key a server must show: a pin of hosts.yaml, or known_hosts as ssh would read it.
+
+A server that nothing is known of is refused, unless hosts.yaml says `host_keys: accept-new`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import binascii
 import fnmatch
 import hashlib
 import hmac
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,9 +18,11 @@ from typing import TYPE_CHECKING
 import paramiko
 
 from tasks.errors import HostKeyWrong, visible
+from tasks.link.authority import unvouched
+from tasks.link.remember import remember
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from tasks.link.route import Hop
 
@@ -86,10 +92,14 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 
 class Trust(paramiko.MissingHostKeyPolicy):
-    """What is known of one server, and the refusal of every other key. Nothing is ever added."""
+    """What is known of one server, and the refusal of every other key.
 
-    def __init__(self, host: str, hop: Hop) -> None:
-        self._host, self._hop = host, hop
+    A key is added in one case: nothing is known of the server, and hosts.yaml wants it so.
+    """
+
+    def __init__(self, host: str, hop: Hop, notify: Callable[[str], None] = lambda _: None) -> None:
+        self._host, self._hop, self._notify = host, hop, notify
+        self.authorities: list[paramiko.PKey] = []
         self._elsewhere: list[paramiko.PKey] = []
         self._revoked: list[paramiko.PKey] = []
         self._files: dict[bytes, str] = {}
@@ -107,6 +117,11 @@ class Trust(paramiko.MissingHostKeyPolicy):
         self._revoked = [line.key for line in found if line.marker == "@revoked"]
         self.keys = [line.key for line in found if not line.marker]
         self._files = {line.key.asbytes(): line.file for line in found}
+        self.authorities = [
+            line.key
+            for line in known({hop.looked_up, hop.certified}, hop.known_hosts)
+            if line.marker == "@cert-authority"
+        ]
         if not self.keys and not hop.alias:
             # As ssh does: a key known for the host's own port 22 will do for another port.
             self._elsewhere = [
@@ -118,7 +133,10 @@ class Trust(paramiko.MissingHostKeyPolicy):
         kinds = {key.get_name() for key in [*self.keys, *self._elsewhere]}
         if "ssh-rsa" in kinds:
             kinds |= {"rsa-sha2-512", "rsa-sha2-256"}
-        return tuple(sorted(offered, key=lambda kind: kind not in kinds))
+        ordered = sorted(offered, key=lambda kind: kind not in kinds)
+        if self.authorities and not self.keys:
+            return (*(f"{kind}-cert-v01@openssh.com" for kind in ordered), *ordered)
+        return tuple(ordered)
 
     def load_into(self, client: paramiko.SSHClient) -> None:
         """Make `client` accept these keys for this server, and nothing else."""
@@ -135,14 +153,24 @@ class Trust(paramiko.MissingHostKeyPolicy):
         del client, hostname
         if key in self._elsewhere:
             return
-        hop = self._hop
+        hop, why = self._hop, ""
+        if self.authorities:
+            why = unvouched(key, self.authorities, hop.certified, time.time())
+            if not why:
+                return
+            why = f", and known_hosts has an authority for it, but {why}"
+        elif hop.accept_new and not self._elsewhere and key not in self._revoked:
+            file = remember(self._host, hop, key)
+            self._notify(f"{self._host}: {fingerprint(key)} of {hop.looked_up} is now in {file}")
+            return
         port = f"-p {hop.port} " if hop.port != 22 else ""
         raise HostKeyWrong(
             self._host,
-            f"{hop.looked_up} is unknown and shows {fingerprint(key)}",
+            f"{hop.looked_up} is unknown and shows {fingerprint(key)}{why}",
             "compare that with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there; if it is"
-            f" the same, set `host_key: {key.get_name()} {key.get_base64()}` in hosts.yaml,"
-            f" or connect once by `ssh {port}{hop.user}@{hop.hostname}`",
+            f" the same, run `fab trust --host {self._host}`, or set"
+            f" `host_key: {key.get_name()} {key.get_base64()}` in hosts.yaml, or connect once by"
+            f" `ssh {port}{hop.user}@{hop.hostname}`",
             facts={"key": f"{key.get_name()} {key.get_base64()}", "fingerprint": fingerprint(key)},
         )
 

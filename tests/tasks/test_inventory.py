@@ -131,6 +131,8 @@ def host(lines: str) -> str:
         (host("devices: [-1]"), "hosts.gpu1.devices[0]: is -1; give 0 or more"),
         (host("enabled: 1"), "hosts.gpu1.enabled: is the whole number 1; must be a yes/no value"),
         (host("host_key: ssh-ed25519 AAAA"), "hosts.gpu1.host_key: is"),
+        (host("host_keys: ask"), "hosts.gpu1.host_keys: is 'ask'; write `strict`"),
+        ("host_keys: no", "host_keys: is the yes/no value False"),
         (host("host_key: blah"), "hosts.gpu1.host_key: is 'blah'"),
         (host('if_down: "a\\x1bb"'), "hosts.gpu1.if_down: has a control character"),
         (host("env: {A: true}"), "hosts.gpu1.env.A: is the yes/no value True"),
@@ -169,6 +171,12 @@ def test_what_is_wrong_is_said_with_its_place(text, said):
     assert said in str(caught.value)
     assert str(caught.value).startswith("hosts.yaml")
     assert caught.value.exit_code == 2
+
+
+def test_the_policy_for_host_keys_is_strict_unless_the_file_or_a_host_says_otherwise():
+    assert not any(host.accept_new for host in inventory().hosts)
+    text = f"host_keys: accept-new\n{GOOD}".replace("gpu10: {}", "gpu10: {host_keys: strict}")
+    assert [host.accept_new for host in inventory(text).hosts] == [True, True, True, False]
 
 
 def test_merge_keys_of_yaml_work():
