@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import json
 import os
 import threading
@@ -12,6 +13,9 @@ TICK_S = 2.0
 """A frame goes out at least this often, so that 15 s of silence mean a lost path."""
 OVERDUE_S = 5.0
 """A verb that is stuck this long after its deadline (dead NFS, a driver) is ended from outside."""
+STALLED_S = 20.0
+"""A desk from which nothing of an upload came for so long is gone, though nobody said so: longer
+than it is patient with us, and the lock that is held meanwhile is in the way of its next try."""
 AHEAD_BYTES = 4 * 1024 * 1024
 """So much of stdin is read before a verb asks for it; more would only fill memory."""
 
@@ -70,6 +74,7 @@ class Desk:
 
     def __init__(self, stdin: BinaryIO, stdout: BinaryIO, request: Dict[str, Any]) -> None:
         self._began = time.monotonic()
+        _signal.alarm(0)  # the bootstrap's: from here on the request's deadline counts
         deadline = request["deadline"]  # looked at after this, so that the refusal has a desk
         self._deadline = float(deadline) if isinstance(deadline, (int, float)) else 60.0
         self.lease: Optional[str] = request["lease"]
@@ -134,7 +139,8 @@ class Desk:
 
     def read(self, most: int) -> bytes:
         """Between 1 and `most` bytes from the desk. A safe point."""
-        while True:
+        end = time.monotonic() + STALLED_S
+        while time.monotonic() < end:
             with self._news:
                 if self._ahead:
                     part = bytes(self._ahead[:most])
@@ -144,6 +150,7 @@ class Desk:
                 if not self._ended:
                     self._news.wait(0.2)
             self.check()
+        raise Refused("deadline", f"nothing came from the desk for {STALLED_S:g} s; repeat")
 
     def _listen(self) -> None:
         # The only reader of stdin from here on: end of file is then seen at once, in every verb.

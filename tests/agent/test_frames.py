@@ -4,6 +4,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import sys
 import time
 
@@ -12,6 +13,7 @@ import pytest
 from tasks.agent.desk import Refused
 from tasks.agent.root import Root, expand
 from tasks.link.program import AGENT, program
+from tests.agent import call as calls
 from tests.agent.call import BugError, Call, RefusalError, wait_for
 from tests.agent.machine import canonical
 
@@ -63,6 +65,32 @@ def test_a_verb_that_is_stuck_is_ended_after_its_deadline(machine, tmp_path):
     with pytest.raises(RefusalError, match=r"stuck 0.3 s after its deadline of 0.3 s") as caught:
         call.result()
     assert (caught.value.code, call.status) == ("deadline", 1)
+
+
+@pytest.mark.parametrize("said", [b"", b"9999\nhalf a program", b"program and half a request"])
+def test_a_program_or_request_that_never_comes_whole_is_not_waited_for(machine, monkeypatch, said):
+    assert "alarm(90)" in calls.BOOT
+    monkeypatch.setattr(calls, "BOOT", calls.BOOT.replace("alarm(90)", "alarm(1)"))
+    if said.startswith(b"program"):
+        source = program("health", AGENT)
+        said = b"%d\n%s500\n{" % (len(source), source)
+    one = Call(None, home=machine.home, text=said)
+    machine.calls.append(one)
+    assert one.process.wait(20) == -signal.SIGALRM
+
+
+def test_an_upload_that_stops_is_given_up_and_the_lock_is_free(bare, tmp_path):
+    bare.lease()
+    bare.agent = shutil.copytree(AGENT, tmp_path / "agent")
+    text = (bare.agent / "desk.py").read_text()
+    assert "STALLED_S = 20.0" in text
+    (bare.agent / "desk.py").write_text(text.replace("STALLED_S = 20.0", "STALLED_S = 0.5"))
+    digest, entries, _ = bare.manifest()
+    with pytest.raises(RefusalError, match=r"nothing came from the desk for 0.5 s") as caught:
+        bare.ask("sync", manifest=entries, digest=digest, blobs={e["sha256"]: b"" for e in entries})
+    assert caught.value.code == "deadline"
+    assert bare.sync()["changed"]
+    assert bare.temporary() == []
 
 
 @pytest.mark.parametrize(

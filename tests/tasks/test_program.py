@@ -60,7 +60,8 @@ def test_a_program_is_made_once():
 def test_the_exec_string_is_a_constant():
     assert BOOT.format(python="python3") == (
         "exec python3 -I -S -B -c "
-        "'import sys,zlib;i=sys.stdin.buffer;exec(zlib.decompress(i.read(int(i.readline()))))'"
+        "'import sys,zlib,_signal;_signal.alarm(90);"
+        "i=sys.stdin.buffer;exec(zlib.decompress(i.read(int(i.readline()))))'"
     )
 
 
