@@ -14,10 +14,12 @@ BOOT = (
     "'import sys,zlib,_signal;_signal.alarm(90);"
     "i=sys.stdin.buffer;exec(zlib.decompress(i.read(int(i.readline()))))'"
 )
-"""The alarm ends what waits for a program that never comes whole: the path died, and no server may
-ever notice. The agent switches it off when it has the request, which brings its own deadline.
-_signal, because `signal` costs 4 ms of enum. All that ever stands on a host's command line: constant, so nothing there can be matched, quoted
-wrongly or read by others. bash, dash, fish and tcsh read it alike."""
+"""All that ever stands on a host's command line: constant, so nothing there can be matched, quoted
+wrongly or read by others. bash, dash, fish and tcsh read it alike.
+
+The alarm ends what waits for a program that never comes whole: the path died, and no server may
+ever notice. The agent switches it off when it has the request, which brings its own deadline. It is
+of _signal, because `signal` costs 4 ms for its enums."""
 
 
 @functools.cache
