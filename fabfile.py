@@ -5,7 +5,7 @@ from invoke.collection import Collection
 from tasks import executor, inspection, lifecycle, upkeep
 
 PAGES = (
-    ("Every day", ("deploy", "status", "logs", "restart", "kill")),
+    ("Every day", ("deploy", "status", "logs", "restart", "kill", "rollback")),
     ("Look, change nothing", ("health", "verify", "verify-features")),
     ("One operation of a deploy", ("sync", "launch")),
     ("Seldom", ("lease",)),
@@ -17,6 +17,7 @@ ns = Collection(
     lifecycle.sync,
     lifecycle.kill,
     lifecycle.launch,
+    lifecycle.rollback,
     inspection.verify,
     inspection.verify_features,
     inspection.health,

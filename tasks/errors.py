@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 MIXED = 9
 """Exit code when hosts failed in different ways."""
+ROLLED_BACK = 6
+"""Exit code when a new run made no step, and the old one trains again."""
 
 
 def visible(text: str, *, lines: bool = False) -> str:

@@ -11,7 +11,13 @@ from tasks import cli, plans
 if TYPE_CHECKING:
     from invoke.context import Context
 
-_CHANGE = {"host": cli.HOST, "dry_run": cli.DRY_RUN, "json": cli.JSON}
+_CHANGE = {
+    "host": cli.HOST,
+    "wait_lease": cli.WAIT_LEASE,
+    "dry_run": cli.DRY_RUN,
+    "json": cli.JSON,
+}
+_ROLLBACK = "leave a run that makes no step as it is, to be looked at (exit 10)"
 
 
 @task(
@@ -21,6 +27,7 @@ _CHANGE = {"host": cli.HOST, "dry_run": cli.DRY_RUN, "json": cli.JSON}
         "restart": "make a new run even where a healthy one already is this release and settings",
         "trainer": cli.TRAINER,
         "run_id": cli.RUN_ID,
+        "rollback": _ROLLBACK,
     },
 )
 def deploy(
@@ -30,6 +37,8 @@ def deploy(
     restart: bool = False,
     trainer: str = "",
     run_id: str = "",
+    rollback: bool = True,
+    wait_lease: str = "0",
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
@@ -38,8 +47,10 @@ def deploy(
     Sends the files that a host lacks, verifies the release and runs its
     features beside the old run, and only then asks the old run to checkpoint
     and stop. The new run resumes from that checkpoint; the task ends when it
-    has made its first step. A host whose healthy run already is this release
-    with these settings is left alone, and says `unchanged`.
+    has made its first step. If that step does not come, the new run is ended
+    and the old release is put back, with its settings, on the checkpoint of
+    the stop (exit 6). A host whose healthy run already is this release with
+    these settings is left alone, and says `unchanged`.
 
     Example: fab deploy --host gpu1,gpu2
     """
@@ -49,18 +60,21 @@ def deploy(
         fresh=restart,
         trainer=trainer,
         run_id=run_id,
+        wait_lease=wait_lease,
         json=json,
         dry=dry_run or c.config.run.dry,
     )
-    cli.carry_out(plans.DEPLOY, words)
+    cli.carry_out(plans.DEPLOY, words, fallback=plans.BACK if rollback else ())
 
 
-@task(auto_shortflags=False, help={**_CHANGE, "run_id": cli.RUN_ID})
+@task(auto_shortflags=False, help={**_CHANGE, "run_id": cli.RUN_ID, "rollback": _ROLLBACK})
 def restart(
     c: Context,
     *,
     host: str = "",
     run_id: str = "",
+    rollback: bool = True,
+    wait_lease: str = "0",
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
@@ -69,7 +83,8 @@ def restart(
     The release is the one that the host deployed last, whatever the trainer
     at the desk looks like now; the settings are those of hosts.yaml. Verifies
     before it stops anything. The old run checkpoints, and the new one resumes
-    there. After an edit, use `fab deploy`.
+    there; if it makes no step, what ran before is put back, as by `deploy`.
+    After an edit, use `fab deploy`.
 
     Example: fab restart --host gpu1
     """
@@ -78,15 +93,64 @@ def restart(
         host=host,
         fresh=True,
         run_id=run_id,
+        wait_lease=wait_lease,
         json=json,
         dry=dry_run or c.config.run.dry,
     )
-    cli.carry_out(plans.RESTART, words)
+    cli.carry_out(plans.RESTART, words, fallback=plans.BACK if rollback else ())
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        **_CHANGE,
+        "to": "digest of a release that is kept there, or how it begins; named, also one that "
+        "failed is taken",
+        "run_id": cli.RUN_ID,
+    },
+)
+def rollback(
+    c: Context,
+    *,
+    host: str = "",
+    to: str = "",
+    run_id: str = "",
+    wait_lease: str = "0",
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
+    """Put back the release that trained before, and its settings.
+
+    Verifies it before it stops anything. It goes on from the newest
+    checkpoint; where the run that is left never made a step, from the one
+    that was kept for it, and what is newer is moved aside and named. A
+    release that made no step is taken only when it is named. A second
+    time, it is back already and nothing changes; --to goes further.
+
+    Example: fab rollback --host gpu1
+    """
+    words = cli.Words(
+        task="rollback",
+        host=host,
+        back=True,
+        to=to,
+        run_id=run_id,
+        wait_lease=wait_lease,
+        json=json,
+        dry=dry_run or c.config.run.dry,
+    )
+    cli.carry_out(plans.ROLLBACK, words)
 
 
 @task(auto_shortflags=False, help={**_CHANGE, "trainer": cli.TRAINER})
 def sync(
-    c: Context, *, host: str = "", trainer: str = "", dry_run: bool = False, json: bool = False
+    c: Context,
+    *,
+    host: str = "",
+    trainer: str = "",
+    wait_lease: str = "0",
+    dry_run: bool = False,
+    json: bool = False,
 ) -> None:
     """Send the release, and leave the run alone.
 
@@ -96,13 +160,25 @@ def sync(
     Example: fab sync --host 'gpu*'
     """
     words = cli.Words(
-        task="sync", host=host, trainer=trainer, dry=dry_run or c.config.run.dry, json=json
+        task="sync",
+        host=host,
+        trainer=trainer,
+        wait_lease=wait_lease,
+        dry=dry_run or c.config.run.dry,
+        json=json,
     )
     cli.carry_out(plans.SYNC, words)
 
 
 @task(auto_shortflags=False, help=_CHANGE)
-def kill(c: Context, *, host: str = "", dry_run: bool = False, json: bool = False) -> None:
+def kill(
+    c: Context,
+    *,
+    host: str = "",
+    wait_lease: str = "0",
+    dry_run: bool = False,
+    json: bool = False,
+) -> None:
     """Let the run checkpoint and stop, until nothing of it is left.
 
     What does not stop within the run's grace time is ended by SIGKILL.
@@ -112,7 +188,12 @@ def kill(c: Context, *, host: str = "", dry_run: bool = False, json: bool = Fals
     Example: fab kill --host gpu1
     """
     words = cli.Words(
-        task="kill", host=host, fresh=True, dry=dry_run or c.config.run.dry, json=json
+        task="kill",
+        host=host,
+        fresh=True,
+        wait_lease=wait_lease,
+        dry=dry_run or c.config.run.dry,
+        json=json,
     )
     cli.carry_out(plans.KILL, words)
 
@@ -123,6 +204,7 @@ def launch(
     *,
     host: str = "",
     run_id: str = "",
+    wait_lease: str = "0",
     dry_run: bool = False,
     json: bool = False,
 ) -> None:
@@ -137,6 +219,7 @@ def launch(
         task="launch",
         host=host,
         run_id=run_id,
+        wait_lease=wait_lease,
         dry=dry_run or c.config.run.dry,
         json=json,
     )

@@ -34,5 +34,7 @@ class Outcome:
     detail: str
     error: DeployError | None = None
     """Set when, and only when, `state` is FAILED."""
+    back: bool = False
+    """Part of putting the old run back, after the new one failed."""
     seconds: float = 0.0
     facts: Mapping[str, object] = field(default_factory=dict)

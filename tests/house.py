@@ -35,7 +35,7 @@ TRAINER = (
     {"prepare", "speculate", "export", "features"},
     {"data", "model", "update", "record"},
     {"pipeline", "world", "config"},
-    {"stop"},
+    {"stop", "flags"},
     {"errors"},
 )
 INVOKE_ROOMS = {
@@ -65,7 +65,13 @@ NAMES = {"Connection": {"tasks.link"}} | dict.fromkeys(
 )
 SPEECH = {"print", "exit", "quit", "sys.exit", "os._exit", "SystemExit"}
 SPEAKERS = {"tasks.cli", "trainer.__main__"}
-STANDARD_LIBRARY_ONLY = {"trainer.config", "trainer.errors", "trainer.stop", "tasks.errors"}
+STANDARD_LIBRARY_ONLY = {
+    "trainer.config",
+    "trainer.errors",
+    "trainer.flags",
+    "trainer.stop",
+    "tasks.errors",
+}
 NO_TORCH = {"trainer.pipeline"}
 
 
@@ -165,7 +171,8 @@ FOREIGN = {
 
 
 def speaks_or_exits(module: imports.Module) -> list[str]:
-    if module.name in SPEAKERS or module.name.startswith("tasks.agent"):
+    room = ".".join(module.name.split(".")[:2])
+    if room in SPEAKERS or module.name.startswith("tasks.agent"):
         return []
     lines = []
     for node in ast.walk(module.tree):

@@ -6,15 +6,33 @@ import hashlib
 import json
 import os
 import secrets
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NamedTuple
 
-from . import history, keeper, outputs, processes, runs
+from . import history, keeper, outputs, previous, processes, pruning, runs
 from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import changing
 from .machine import boottime, utc
 from .root import TEMPORARY, Root, flush_folder, point, remove
 from .spec import Spec, texts
+
+
+class What(NamedTuple):
+    """What is to run: a release, the settings that were sent or kept, and their secret values."""
+
+    digest: str
+    plain: Dict[str, Any]
+    spec_digest: str
+    hidden: Dict[str, str]
+
+    @property
+    def spec(self) -> Spec:
+        """The settings, checked. Raises Refused, bad-request."""
+        spec = Spec(self.plain)
+        texts(list(self.hidden.values()), "secrets")
+        if sorted(self.hidden) != sorted(spec.secret_names):
+            raise Refused("bad-request", "secrets: are not those that spec.secret_names names")
+        return spec
 
 
 def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -24,68 +42,109 @@ def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     spec_digest = want(arguments, "spec_digest", str)
     if hashlib.sha256(canonical.encode()).hexdigest() != spec_digest:
         raise Refused("bad-request", "spec_digest: is not that of spec")
-    spec = Spec(plain)
     hidden = want(arguments, "secrets", dict, default={})
-    texts(list(hidden.values()), "secrets")
-    if sorted(hidden) != sorted(spec.secret_names):
-        raise Refused("bad-request", "secrets: are not those that spec.secret_names names")
+    accepted = want(arguments, "accept_pair", bool, default=False)
     with changing(desk, arguments) as root:
         run = runs.Run(root, want(arguments, "run_id", str))
         digest = deployed(root, want(arguments, "digest", str, default=None))
-        release = root.release(digest)
+        what = What(digest, plain, spec_digest, hidden)
+        spec = what.spec
         if os.path.isdir(run.path) and not run.never_started:
-            return _unchanged(run)
-        if not os.path.isfile(os.path.join(release, "MANIFEST.json")):
+            return unchanged(run)
+        if not os.path.isfile(os.path.join(root.release(digest), "MANIFEST.json")):
             raise Refused("refused", f"{digest[:12]}: is not on this host; run `fab sync`")
         for other in runs.living(root):
-            pair = (other.spec.get("release"), other.spec.get("spec_digest"))
-            known = runs.describe(other)
-            accepted = want(arguments, "accept_pair", bool, default=False)
-            healthy = known["state"] in ("starting", "training")
-            if accepted and healthy and pair == (digest, spec_digest):
-                return _unchanged(other)
-            raise Refused(
-                "refused",
-                f"run {other.run_id} is {known['state']} in this root (pid {known['pid']});"
-                " run `fab kill` first",
-                run_id=other.run_id,
-                state=known["state"],
-            )
-        _check_devices(root, spec.devices)
+            if accepted and healthy(other) and previous.pair(other) == (digest, spec_digest):
+                return unchanged(other)
+            raise in_the_way(other)
         if want(arguments, "dry", bool, default=False):
-            outputs.check_owner(root, spec.output_dir)
-            return {"changed": True, "run_id": run.run_id, "pid": None, "state": "absent"}
-        outputs.claim(root, spec.output_dir)
-        record = {
-            "run_id": run.run_id,
-            "release": digest,
-            "spec_digest": spec_digest,
-            "spec": plain,
-            "secrets": {name: _salted(value) for name, value in hidden.items()},
-            "by": desk.by,
-            "when": utc(),
-            "boottime": boottime(),
-        }
-        added = {
-            **hidden,
-            "TRAINER_RUN_ID": run.run_id,
-            "TRAINER_RUN_DIR": run.path,
-            "TRAINER_ROOT": root.path,
-            "TRAINER_GRACE_SECONDS": f"{spec.grace_s:g}",
-        }
-        desk.check()
-        building = os.path.join(root.runs, f"{TEMPORARY}{run.run_id}")
-        os.makedirs(root.runs, exist_ok=True)
-        keeper.prepare(building, record)
-        environment = spec.environment(added)
-        log_bytes = spec.max_log_mb * 1024 * 1024
-        order = keeper.Order(building, run.path, spec.argv, environment, release, log_bytes)
-        return _start(desk, root, run, order, record)
+            return dry_answer(root, run, spec)
+        previous.keep_newest(root, spec.output_dir)
+        return begin(desk, root, run, what)
 
 
-def _start(
-    desk: Desk, root: Root, run: runs.Run, order: keeper.Order, record: Dict[str, Any]
-) -> Dict[str, Any]:
+def healthy(run: runs.Run) -> bool:
+    """Whether a run is on its way to its first step, or past it and well."""
+    return runs.describe(run)["state"] in ("starting", "training")
+
+
+def in_the_way(other: runs.Run) -> Refused:
+    """What to answer while another run of this root is alive."""
+    known = runs.describe(other)
+    return Refused(
+        "refused",
+        f"run {other.run_id} is {known['state']} in this root (pid {known['pid']});"
+        " run `fab kill` first",
+        run_id=other.run_id,
+        state=known["state"],
+    )
+
+
+def dry_answer(root: Root, run: runs.Run, spec: Spec) -> Dict[str, Any]:
+    """What a launch would answer. Raises Refused where it would be refused."""
+    _check_devices(root, spec.devices)
+    outputs.check_owner(root, spec.output_dir)
+    return {"changed": True, "run_id": run.run_id, "pid": None, "state": "absent"}
+
+
+def begin(desk: Desk, root: Root, run: runs.Run, what: What, **added: Any) -> Dict[str, Any]:
+    """Start `run` under a keeper; what is `added` goes into its record and the history.
+
+    Raises:
+        Refused: devices or the output folder are others'; the interpreter cannot be started.
+    """
+    spec, release = what.spec, root.release(what.digest)
+    _check_devices(root, spec.devices)
+    outputs.claim(root, spec.output_dir)
+    record = {
+        "run_id": run.run_id,
+        "release": what.digest,
+        "spec_digest": what.spec_digest,
+        "spec": what.plain,
+        "secrets": {name: _salted(value) for name, value in what.hidden.items()},
+        "by": desk.by,
+        "when": utc(),
+        "boottime": boottime(),
+        **added,
+    }
+    variables = {
+        **what.hidden,
+        "TRAINER_RUN_ID": run.run_id,
+        "TRAINER_RUN_DIR": run.path,
+        "TRAINER_ROOT": root.path,
+        "TRAINER_GRACE_SECONDS": f"{spec.grace_s:g}",
+    }
+    desk.check()
+    building = os.path.join(root.runs, f"{TEMPORARY}{run.run_id}")
+    os.makedirs(root.runs, exist_ok=True)
+    keeper.prepare(building, record)
+    environment = spec.environment(variables)
+    log_bytes = spec.max_log_mb * 1024 * 1024
+    order = keeper.Order(building, run.path, spec.argv, environment, release, log_bytes)
+    facts = {name: record[name] for name in ("run_id", "release", "spec_digest", *added)}
+    outcome = _start(root, run, order, what.digest)
+    history.record(
+        desk,
+        root,
+        "put_back" if "like" in added else "launch",
+        **facts,
+        pid=outcome["pid"],
+        result=outcome.get("problem", "started"),
+    )
+    if "problem" in outcome:
+        raise Refused("failed", f"launch: {outcome['problem']}", errno=outcome.get("errno"))
+    return {
+        "changed": True,
+        "run_id": run.run_id,
+        "pid": outcome["pid"],
+        "started": record["when"],
+        "state": "starting",
+        "warnings": pruning.prune(desk, root),
+    }
+
+
+def _start(root: Root, run: runs.Run, order: keeper.Order, digest: str) -> Dict[str, Any]:
+    """The pid, and "problem" when it could not be started."""
     started = keeper.start(order)
     if started.problem is not None:
         started.cancel()
@@ -97,28 +156,9 @@ def _start(
         remove(run.path)
     os.rename(order.building, run.path)
     flush_folder(root.runs)
-    point(root.current, os.path.join("releases", record["release"]))
+    point(root.current, os.path.join("releases", digest))
     point(root.latest, run.run_id)
-    outcome = started.go()
-    history.record(
-        desk,
-        root,
-        "launch",
-        run_id=run.run_id,
-        release=record["release"],
-        spec_digest=record["spec_digest"],
-        pid=started.trainer_pid,
-        result=outcome.get("problem", "started"),
-    )
-    if outcome:
-        raise Refused("failed", f"launch: {outcome['problem']}", errno=outcome.get("errno"))
-    return {
-        "changed": True,
-        "run_id": run.run_id,
-        "pid": started.trainer_pid,
-        "started": record["when"],
-        "state": "starting",
-    }
+    return {"pid": started.trainer_pid, **started.go()}
 
 
 def _read_text(path: str) -> str:
@@ -129,7 +169,8 @@ def _read_text(path: str) -> str:
         return ""
 
 
-def _unchanged(run: runs.Run) -> Dict[str, Any]:
+def unchanged(run: runs.Run) -> Dict[str, Any]:
+    """What to answer about a run that is there already."""
     known = runs.describe(run)
     return {
         "changed": False,

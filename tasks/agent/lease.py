@@ -10,6 +10,7 @@ import re
 import secrets
 from typing import Any, Dict, Iterator, Optional
 
+from . import history
 from .desk import Desk, Refused, want
 from .machine import boot_id, boottime, utc
 from .root import TEMPORARY, Root, read_json, remove, replace, root_of, write
@@ -39,12 +40,20 @@ def public(lease: Dict[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in lease.items() if name != "token"}
 
 
-def _held(lease: Dict[str, Any]) -> Refused:
+def _held(lease: Dict[str, Any], hint: str = "--wait-lease waits for your turn") -> Refused:
     return Refused(
         "lease-held",
-        f"lease: held by {lease.get('who')} ({lease.get('why')}) since {lease.get('since')}, for"
-        f" {lease['left_s']:g} s more; wait, or ask them",
+        f"lease: held by {lease.get('who')} on {lease.get('host')} ({lease.get('why')}) since"
+        f" {lease.get('since')}, for {lease['left_s']:.0f} s more; {hint}",
         **public(lease),
+    )
+
+
+def _lost() -> Refused:
+    return Refused(
+        "lease-held",
+        "lease: ours is gone: it ran out, or somebody freed it; what was not done yet was not"
+        " changed; look at `fab status`, then begin again",
     )
 
 
@@ -107,7 +116,7 @@ def changing(desk: Desk, arguments: Dict[str, Any]) -> Iterator[Root]:
 def _check_token(desk: Desk, root: Root) -> Dict[str, Any]:
     lease = present(root)
     if lease is None:
-        raise Refused("lease-held", "lease: none is held now, or it ran out; begin again")
+        raise _lost()
     if not secrets.compare_digest(str(lease.get("token")), desk.lease or ""):
         raise _held(lease)
     return lease
@@ -170,6 +179,8 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise Refused("bad-request", "token: give 32 hex digits")
     if not 1 <= seconds <= 86_400:
         raise Refused("bad-request", f"seconds: is {seconds:g}; give 1 to 86,400")
+    if want(arguments, "renew", bool, default=False) and _own(root, token) is None:
+        raise _lost()
     lease = _own(root, token)  # at once: another's verb may keep the lock for a whole grace period
     if want(arguments, "dry", bool, default=False):
         return {"changed": lease is None, "token": token}
@@ -219,6 +230,30 @@ def lease_release(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         _own(root, token)
         remove(root.lease)
     return {"changed": lease is not None}
+
+
+def lease_free(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
+    """End a lease that its holder did not give back: of the person named, else the asker's own.
+
+    Raises:
+        Refused: lease-held, when it is somebody else's.
+    """
+    root = root_of(arguments)
+    of = want(arguments, "of", str, default=None)
+    if present(root) is None:
+        return {"changed": False, "lease": None}
+    with locked(desk, root):
+        lease = present(root)
+        if lease is None:
+            return {"changed": False, "lease": None}
+        ours = (lease.get("who"), lease.get("host")) == (desk.by.get("who"), desk.by.get("host"))
+        if of != lease.get("who") and not (of is None and ours):
+            raise _held(
+                lease, f"`fab lease --release --of {lease.get('who')}` ends it all the same"
+            )
+        remove(root.lease)
+        history.record(desk, root, "lease_free", of=public(lease))
+    return {"changed": True, "lease": public(lease)}
 
 
 def lease_show(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:

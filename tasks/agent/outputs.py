@@ -48,6 +48,39 @@ def pin(folder: str, path: str, run_id: str) -> None:
                 os.unlink(os.path.join(other, PINNED))
 
 
+def pinned(path: str) -> bool:
+    """Whether a checkpoint is pinned."""
+    return os.path.exists(os.path.join(path, PINNED))
+
+
+def pinned_by(folder: str) -> List[str]:
+    """Ids of the runs whose checkpoints are pinned in an output folder."""
+    found = []
+    for path in complete(folder):
+        with contextlib.suppress(OSError), open(os.path.join(path, PINNED), "rb") as file:
+            found.append(file.read(64).decode("ascii", "replace").strip())
+    return found
+
+
+def after_pin(folder: str) -> List[str]:
+    """Complete checkpoints newer than the pinned one, oldest first; none where none is pinned."""
+    found = complete(folder)
+    kept = [number for number, path in enumerate(found) if pinned(path)]
+    return found[kept[-1] + 1 :] if kept else []
+
+
+def set_aside(folder: str, run_id: str) -> List[str]:
+    """Move what is newer than the pinned checkpoint to a folder named for `run_id`; new paths."""
+    moved = []
+    for path in after_pin(folder):
+        aside = os.path.join(folder, f"aside-{run_id}")
+        os.makedirs(aside, exist_ok=True)
+        target = os.path.join(aside, os.path.basename(path))
+        os.rename(path, target)
+        moved.append(target)
+    return moved
+
+
 def check_owner(root: Root, folder: str) -> bool:
     """Whether `folder` is marked as this root's; False when nobody's.
 

@@ -6,12 +6,13 @@ import math
 import time
 from typing import Any, Dict, List, Optional
 
-from . import logfile, runs
+from . import logfile, previous, runs
 from .current import on_host
 from .desk import Desk, Refused, want
 from .lease import watching
 from .root import Root, root_of
 
+LAST_LINES = 3
 LOOK_S = 0.05
 """An early death is told within so much of it, and so many seconds cost next to nothing."""
 
@@ -34,7 +35,7 @@ def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             stepped = loss is not None and runs.number(run.status.get("step_boottime")) is not None
             waited = time.monotonic() - began
             if known["state"] in ("crashed", "killed", "lost", "absent"):
-                raise _no_step("crashed", run, known)
+                raise _no_step(desk, "crashed", run, known)
             if stepped and loss is not None and math.isfinite(loss):
                 return {
                     "run_id": run.run_id,
@@ -42,13 +43,14 @@ def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
                     "loss": loss,
                     "seconds": round(waited, 2),
                     "phase": known["phase"],
+                    "last_lines": logfile.last_lines(run.file("train.log"), LAST_LINES),
                 }
             if known["state"] == "finished":
-                raise _no_step("exited", run, known)
+                raise _no_step(desk, "exited", run, known)
             if known["state"] == "stalled":
-                raise _no_step("stalled", run, known)
+                raise _no_step(desk, "stalled", run, known)
             if waited >= limit or desk.left() < 1:
-                raise _no_step("deadline", run, known)
+                raise _no_step(desk, "deadline", run, known)
             if (known["phase"], known["step"]) != told:
                 told = (known["phase"], known["step"])
                 desk.progress(phase=known["phase"], step=known["step"])
@@ -66,7 +68,9 @@ def _run(root: Root, arguments: Dict[str, Any]) -> runs.Run:
     return run
 
 
-def _no_step(why: str, run: runs.Run, known: Dict[str, Any]) -> Refused:
+def _no_step(desk: Desk, why: str, run: runs.Run, known: Dict[str, Any]) -> Refused:
+    if desk.lease is not None:  # who only looks gives up, and marks nothing
+        previous.mark_failed(run, why, known["detail"])
     lines = known["last_lines"] or logfile.last_lines(run.file("train.log"), runs.LAST_LINES)
     words = f": {lines[-1]}" if lines else ""
     return Refused(

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Any, Dict, List, Optional, Sequence, Set
 
-from . import gpus, history, processes, runs
+from . import gpus, history, previous, processes, runs
 from .desk import Desk, Refused, want
 from .lease import changing
 from .outputs import newest, pin
@@ -31,9 +31,11 @@ def kill(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """
     keep = want(arguments, "keep", dict, default={})
     with changing(desk, arguments) as root:
+        back = want(keep, "back", dict, default=None)
+        like = None if back is None else previous.choose(root, back)
         living = runs.living(root)
         for run in living:
-            if _is_kept(run, keep):
+            if _is_kept(run, keep, like):
                 return _nothing(run, kept=run.run_id)
         if not living:
             return _nothing(runs.latest(root), kept=None)
@@ -45,9 +47,9 @@ def kill(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         return results[-1]
 
 
-def _is_kept(run: runs.Run, keep: Dict[str, Any]) -> bool:
-    pair = [run.spec.get("release"), run.spec.get("spec_digest")]
-    if run.run_id != keep.get("run_id") and (not keep.get("pair") or pair != keep["pair"]):
+def _is_kept(run: runs.Run, keep: Dict[str, Any], like: Optional[runs.Run]) -> bool:
+    meant = run.run_id == keep.get("run_id") or (like is not None and run.run_id == like.run_id)
+    if not meant and (not keep.get("pair") or list(previous.pair(run)) != keep["pair"]):
         return False
     return runs.describe(run)["state"] in ("starting", "training")
 
@@ -226,7 +228,7 @@ class _Stop:
         folder = os.path.expanduser(self._output)
         found = newest(folder)
         # Only a run that stepped has proven itself; otherwise the pin stays where it was.
-        if found is not None and runs.number(self._run.status.get("step_boottime")) is not None:
+        if found is not None and previous.stepped(self._run):
             try:
                 pin(folder, found, self._run.run_id)
             except OSError as error:  # the run is stopped, and that must be told

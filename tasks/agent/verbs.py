@@ -34,32 +34,46 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
           disks: [{what, path, free, inodes, writable?, error?}], port: {number, free, pid?}?,
           linger: {systemd, linger?, kills?}, pid1_reaps?, agent_python, lease?, release?,
           run: {id?, state}, warnings: [str]}
-    lease_acquire *  {root, seconds, why?, token?: 32 hex; else the request's lease}
+    lease_acquire *  {root, seconds, why?, token?: 32 hex; else the request's lease, renew?: bool}
       -> {changed, token, who, host, why, since, seconds, left_s, boot_id, until_boottime}
          the same token again renews (changed false): give one, and a retry is safe
+         renew: only one that is held by this token; else E lease-held
          E lease-held, data {who, host, why, since, left_s}
     lease_release *  {root, token} -> {changed}
+    lease_free       {root, of?: who} -> {changed, lease?: {...}}    no token is needed
+         of: the name of its holder; null: it is of the one who asks, on the same desk
+         E lease-held when it is another's
     lease_show       {root} -> {lease: {who, host, why, since, seconds, left_s}?}
     sync *           {root, manifest: [{path, mode: "0444"|"0555", sha256, size}] by path, digest}
       -> {changed, digest, sent_files, sent_bytes, reused, warnings}
          dry: the sent_ figures are what would be sent, and no N frame is written
-    verify           {root, digest?, python?, spec?}    digest null: what `current` points to
+    verify           {root, digest?, python?, spec?, back?}
+         digest null: what `current` points to; back: what put_back would start, with its spec
       -> {state: "not deployed" | "deployed, not running" | "running other code" | "running this",
           digest, run_id?, files, python_version?, imported_from?, warnings}
          E verify, data {differences: [str]}; also when no digest is given and nothing is deployed
     features         {root, digest?, python, env?: {}, devices?: [int], required?: [str]}
       -> {features: [{name, ok, detail, seconds}], missing: [], warnings}
          E verify, data {features, missing: [name], failing: [name]}
-    kill *           {root, grace_s?, keep?: {run_id, pair?: [digest, spec_digest]?}}
+    kill *           {root, grace_s?, keep?: {run_id, pair?: [digest, spec_digest]?, back?}}
       -> {changed, kept?: run id, run_id?, pid?, step?, checkpoint?: path, signals: [{pid,
           signal, what}], seconds, state?, warnings}    grace_s null: the run's own
-         keep: a run that is starting or training, and that is keep.run_id or the pair, is left
+         keep: a run that is starting or training, and that is keep.run_id or the pair, or that
+         put_back would find to be there already, is left
     launch *         {root, run_id, digest?, spec_digest, spec, secrets?: {name: value},
                       accept_pair?: bool}
       -> {changed, run_id, pid?, started, state}
          changed false: run_id exists (in whatever state), or accept_pair and the live run is it
          E refused: another run lives in this root, or holds the devices; output_dir is another's
          E failed, data {errno}: the interpreter could not be started
+    put_back *       {root, run_id, back: {to?: digest or its beginning, instead_of?: run id}}
+      -> {changed, run_id, pid?, started, state, release, spec_digest, like, instead_of,
+          checkpoint?: path that it begins with, aside: [path]}
+         Starts a run with release and settings of an earlier one that made a step: of release
+         `to`; else the one before `instead_of`, a run that failed; else the one before the newest.
+         What was given up before its first step is chosen by `to` alone. Complete checkpoints
+         newer than the pinned one are moved to {output_dir}/aside-RUN. changed false: run_id
+         exists, or what would come back runs. E refused: there is none, or a run is alive
     health           {root, run_id?}    null: the latest
       -> {state, run_id?, pid?, phase?, step?, steps?, loss?, detail,
           exit?: {code?, signal?, when, peak_bytes, oom_kills?, error?},
@@ -68,10 +82,11 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
          state: starting, training, "training, unsupervised", stalled, finished, crashed, killed,
          lost, absent; release is what was launched, running_release what the trainer imported
     await_progress   {root, run_id, pair?, seconds?}
-      -> {run_id, step, loss, seconds, phase}; P frames {phase, step}
+      -> {run_id, step, loss, seconds, phase, last_lines}; P frames {phase, step}
          pair: when run_id is unknown, the live run of that pair will do
          E no-first-step, data {why: "crashed"|"exited"|"deadline"|"stalled", exit?, last_lines,
-         state, run_id}; "deadline" after `seconds`, or 1 s before the request's deadline
+         state, run_id}; "deadline" after `seconds`, or 1 s before the request's deadline.
+         With a lease, the run is marked as given up: {root}/runs/ID/failed.json
     status           {root, run_id?} -> health's, and {current?, releases: n, status: {}?, gpus,
                      lease?, host, boot_id}
     logs             {root, run_id?, file?: "train.log"|"metrics.jsonl", offset?, lines?, follow_s?,
@@ -104,12 +119,14 @@ VERBS = {
     "probe": "probe.probe",
     "lease_acquire": "lease.lease_acquire",
     "lease_release": "lease.lease_release",
+    "lease_free": "lease.lease_free",
     "lease_show": "lease.lease_show",
     "sync": "releases.sync",
     "verify": "verify.verify",
     "features": "features.features",
     "kill": "stop.kill",
     "launch": "launch.launch",
+    "put_back": "back.put_back",
     "health": "runs.health",
     "await_progress": "progress.await_progress",
     "status": "status.status",

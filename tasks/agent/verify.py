@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any, Dict, List, Optional
 
-from . import children, gpus, outputs, probe, processes, releases, runs
+from . import children, gpus, outputs, previous, probe, processes, releases, runs
 from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import watching
@@ -29,9 +29,8 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         Refused: verify, naming every difference.
     """
     root = root_of(arguments)
-    digest = deployed(root, want(arguments, "digest", str, default=None))
+    digest, plain = _meant(root, arguments)
     release = root.release(digest)
-    plain = want(arguments, "spec", dict, default=None)
     spec = None if plain is None else Spec(plain)
     python = want(arguments, "python", str, default=None)
     warnings: List[str] = []
@@ -60,6 +59,8 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise Refused("verify", f"{digest[:12]}: {wrong[0]}{more}", differences=wrong)
     state, run_id = _running(root, digest)
+    failed = previous.failures(root, digest) if state != "running this" else []
+    warnings += [f"run {run.run_id} of this release never made a step" for run in failed[:1]]
     return {
         "state": state,
         "digest": digest,
@@ -69,6 +70,16 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         "imported_from": imported.get("file"),
         "warnings": warnings,
     }
+
+
+def _meant(root: Root, arguments: Dict[str, Any]) -> Any:
+    """(digest, spec or None) of what is to be verified."""
+    back = want(arguments, "back", dict, default=None)
+    if back is not None:
+        record = previous.choose(root, back).spec
+        return record["release"], record["spec"]
+    digest = deployed(root, want(arguments, "digest", str, default=None))
+    return digest, want(arguments, "spec", dict, default=None)
 
 
 def _running(root: Root, digest: str) -> Any:

@@ -4,15 +4,25 @@ Where a new one goes: beside those that act on the same thing, and into this lis
 """
 
 from tasks.operations.environment import probe, verify_features
-from tasks.operations.leasing import LEASE_SECONDS, give_back_lease, new_lease, take_lease
-from tasks.operations.reading import ReadLogs, lease, status
+from tasks.operations.leasing import (
+    LEASE_SECONDS,
+    FreeLease,
+    give_back_lease,
+    lease,
+    new_lease,
+    renew_lease,
+    take_lease,
+)
+from tasks.operations.reading import ReadLogs, status
 from tasks.operations.release import sync, verify
-from tasks.operations.run import await_progress, describe, health, kill, launch
-from tasks.operations.words import By, Operation, Run, changing, new_run_id
+from tasks.operations.run import await_progress, describe, health, kill, launch, put_back
+from tasks.operations.words import Back, By, Operation, Run, changing, new_run_id
 
 __all__ = [
     "LEASE_SECONDS",
+    "Back",
     "By",
+    "FreeLease",
     "Operation",
     "ReadLogs",
     "Run",
@@ -27,6 +37,8 @@ __all__ = [
     "new_lease",
     "new_run_id",
     "probe",
+    "put_back",
+    "renew_lease",
     "status",
     "sync",
     "take_lease",

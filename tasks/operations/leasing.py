@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tasks.outcome import Effect
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from tasks.inventory import Host
     from tasks.link import Link
     from tasks.operations.words import Run
@@ -20,14 +25,35 @@ def new_lease() -> str:
 
 
 def take_lease(host: Host, run: Run, link: Link) -> None:
-    """Take the host's lease with the token `run.lease`, or renew it when that is ours already.
+    """Take the host's lease with the token `run.lease`.
+
+    Idempotent: one that this token holds already is renewed.
 
     Raises:
         LeaseHeld: somebody else has it; the message says who, why and for how long.
     """
+    _acquire(host, run, link, renew=False)
+
+
+def renew_lease(host: Host, run: Run, link: Link) -> None:
+    """Let the lease that we hold run on.
+
+    Raises:
+        LeaseHeld: it ran out or was freed meanwhile, so others may have changed the host.
+    """
+    _acquire(host, run, link, renew=True)
+
+
+def _acquire(host: Host, run: Run, link: Link, *, renew: bool) -> None:
     link.ask(
         "lease_acquire",
-        {"root": host.root, "seconds": LEASE_SECONDS, "why": run.by.why, "token": run.lease},
+        {
+            "root": host.root,
+            "seconds": LEASE_SECONDS,
+            "why": run.by.why,
+            "token": run.lease,
+            "renew": renew,
+        },
         deadline=20,
         lease=run.lease,
         by=run.by.words(),
@@ -43,3 +69,42 @@ def give_back_lease(host: Host, run: Run, link: Link) -> None:
         lease=run.lease,
         by=run.by.words(),
     )
+
+
+def lease(host: Host, run: Run, link: Link) -> Effect:
+    """Ask who may change the host now. Idempotent: it only looks."""
+    reply = link.ask("lease_show", {"root": host.root}, deadline=20, by=run.by.words())
+    held = reply.get("lease")
+    return Effect(changed=False, detail=_said(held) if held else "nobody holds it", facts=reply)
+
+
+def _said(held: Mapping[str, Any]) -> str:
+    return (
+        f"{held['who']} on {held.get('host')}: `{held['why']}`, since {held.get('since')}, for"
+        f" {held['left_s']:.0f} s more"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FreeLease:
+    """The operation that ends a lease which its holder did not give back."""
+
+    of: str | None = None
+    """Whose; None: our own, which is one that this person took on this desk."""
+
+    __name__ = "lease"
+
+    def __call__(self, host: Host, run: Run, link: Link) -> Effect:
+        """Free the lease, and write that into the host's history.
+
+        Idempotent: where nobody holds it, this changes nothing.
+
+        Raises:
+            LeaseHeld: it is somebody else's than was said.
+        """
+        reply = link.ask(
+            "lease_free", {"root": host.root, "of": self.of}, deadline=20, by=run.by.words()
+        )
+        held = reply.get("lease")
+        detail = f"freed: {_said(held)}" if held else "nobody holds it"
+        return Effect(changed=bool(reply.get("changed")), detail=detail, facts=reply)

@@ -34,18 +34,6 @@ def status(host: Host, run: Run, link: Link) -> Effect:
     return Effect(changed=False, detail=str(reply.get("state")), facts=facts)
 
 
-def lease(host: Host, run: Run, link: Link) -> Effect:
-    """Ask who may change the host now. Idempotent: it only looks."""
-    reply = link.ask("lease_show", {"root": host.root}, deadline=20, by=run.by.words())
-    held = reply.get("lease")
-    if not held:
-        return Effect(changed=False, detail="nobody holds it", facts=reply)
-    detail = (
-        f"{held['who']} on {held.get('host')}: `{held['why']}`, for {held['left_s']:.0f} s more"
-    )
-    return Effect(changed=False, detail=detail, facts=reply)
-
-
 @dataclass(kw_only=True)
 class ReadLogs:
     """The operation `logs`: the end of a run's log, and with `follow` all that comes after.

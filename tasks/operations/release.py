@@ -65,7 +65,8 @@ def sync(host: Host, run: Run, link: Link) -> Effect:
 def verify(host: Host, run: Run, link: Link) -> Effect:
     """Prove the release on the host: every file, the imports, paths, disk, devices.
 
-    Without a release in `run`, that is the one which the host deployed last.
+    Without a release in `run`, that is the one which the host deployed last; with `run.back`, what
+    `put_back` would start, and its own settings.
 
     Idempotent: it only looks.
 
@@ -79,6 +80,7 @@ def verify(host: Host, run: Run, link: Link) -> Effect:
             "digest": run.digest,
             "python": host.python,
             "spec": launch_spec(host),
+            "back": run.back and run.back.words(),
         },
         deadline=120,
         by=run.by.words(),

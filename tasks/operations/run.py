@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from tasks.errors import Unhealthy
@@ -16,13 +17,14 @@ if TYPE_CHECKING:
     from tasks.link import Link
     from tasks.operations.words import Run
 
+FAILED_GRACE_S = 10
 HEALTHY = ("starting", "training", "training, unsupervised", "finished")
 """States of a run that `health` passes."""
 
 
 def _pair(host: Host, run: Run) -> list[str | None] | None:
     """Give what should run, or None when any healthy run must make way for a new one."""
-    return None if run.fresh else [run.digest, spec_digest(launch_spec(host))]
+    return None if run.fresh or run.back else [run.digest, spec_digest(launch_spec(host))]
 
 
 @changes
@@ -30,15 +32,20 @@ def kill(host: Host, run: Run, link: Link) -> Effect:
     """End the run, and wait until none of its processes is left.
 
     A healthy run that is already what should run is kept, and so is the run of this very
-    invocation; with `run.fresh`, that one alone.
+    invocation; with `run.fresh`, that one alone. A run that failed gets little time: it has made
+    no step, so it has nothing to save.
 
     Idempotent: where nothing runs, this changes nothing and succeeds.
 
     Raises:
         RemoteFailure: a process outlived SIGKILL, or is not ours; it is named with its state.
     """
-    keep = {"run_id": run.id, "pair": _pair(host, run)}
+    keep: dict[str, object] = {"run_id": run.id, "pair": _pair(host, run), "back": None}
     grace = host.run.grace_seconds
+    if run.back and run.back.instead_of:
+        grace = min(grace, FAILED_GRACE_S)
+    elif run.back:
+        keep["back"] = run.back.words()
     reply = link.ask(
         "kill",
         {"root": host.root, "grace_s": grace, "keep": keep, "dry": run.dry},
@@ -87,6 +94,38 @@ def launch(host: Host, run: Run, link: Link) -> Effect:
         return Effect(changed=False, detail=there + listed(reply), facts=reply)
     done = f"would start {name}" if run.dry else f"{name}, pid {reply.get('pid')}"
     return Effect(changed=True, detail=done + listed(reply), facts=reply)
+
+
+@changes
+def put_back(host: Host, run: Run, link: Link) -> Effect:
+    """Start what trained before, with its own settings, on the checkpoint pinned for it.
+
+    Idempotent: where it is back already, and well, this changes nothing.
+
+    Raises:
+        RemoteRefusal: nothing made a step here before, or a run is alive.
+        RemoteFailure: its interpreter cannot be started.
+    """
+    assert run.back is not None, "a plan with this operation needs Run(back=...)"
+    arguments = {
+        "root": host.root,
+        "run_id": run.id,
+        "back": run.back.words(),
+        "secrets": {},
+        "dry": run.dry,
+    }
+    reply = link.ask("put_back", arguments, deadline=60, lease=run.lease, by=run.by.words())
+    name = f"release {str(reply.get('release'))[:12]}"
+    if not reply.get("changed"):
+        return Effect(changed=False, detail=f"{name} is back, run {reply['run_id']}", facts=reply)
+    saved = PurePosixPath(reply["checkpoint"]).name if reply.get("checkpoint") else "the beginning"
+    run_words = f"run {reply.get('run_id')} from {saved}"
+    aside = [PurePosixPath(path) for path in reply.get("aside") or []]
+    if run.dry:
+        moved = f"; would set aside {', '.join(path.name for path in aside)}" if aside else ""
+        return Effect(changed=True, detail=f"would start {name} as {run_words}{moved}", facts=reply)
+    moved = f"; set aside: {', '.join(map(str, aside))}" if aside else ""
+    return Effect(changed=True, detail=f"{name} is back as {run_words}{moved}", facts=reply)
 
 
 def await_progress(host: Host, run: Run, link: Link) -> Effect:

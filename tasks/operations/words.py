@@ -32,6 +32,23 @@ class By:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Back:
+    """Which earlier run's release and settings are meant; without both, the one before the newest.
+
+    The host knows its runs, so it is the host that chooses.
+    """
+
+    to: str | None = None
+    """A release's digest, or how it begins."""
+    instead_of: str | None = None
+    """Id of the run that made no step."""
+
+    def words(self) -> dict[str, str | None]:
+        """Give what travels in a request."""
+        return {"to": self.to, "instead_of": self.instead_of}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
     """One invocation of a task: the same for all its hosts, but for the lease."""
 
@@ -39,11 +56,15 @@ class Run:
     """Name of the run that a launch makes; repeated, it makes none."""
     release: Release | None = None
     """What should run; None for what the host deployed last, and for what needs no release."""
+    back: Back | None = None
+    """What ran before should run again; `release` is None then."""
     by: By = field(default_factory=By)
     fresh: bool = False
     """A new run, even where a healthy one already is this release with these settings."""
     dry: bool = False
     """Ask what would change, and change nothing."""
+    wait_lease: float = 0.0
+    """Seconds to wait for a lease that somebody else holds."""
     lease: str | None = None
     """Token of this host's lease, once it was taken."""
 

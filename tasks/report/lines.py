@@ -10,7 +10,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tasks.errors import MIXED, visible
+from tasks.errors import MIXED, ROLLED_BACK, NoFirstStep, visible
 from tasks.report.runs import run_words
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def outcome_line(
     first, *more = folded(visible(detail, lines=True), paper, indent) or [""]
     lines = [f"{head}{paper.styled(state, outcome.state)}  {first}".rstrip()]
     lines += [" " * indent + line for line in more]
-    said = outcome.error.facts.get("last_lines") if outcome.error else None
+    told = outcome.error.facts if outcome.error else outcome.facts if outcome.back else {}
+    said = told.get("last_lines")
     if isinstance(said, list) and said:
         lines += [f"    | {visible(str(line))}" for line in said[-10:]]
     return "\n".join(lines)
@@ -99,21 +100,33 @@ def plan_line(operations: Sequence[str], hosts: Sequence[str]) -> str:
 
 def exit_code(outcomes: Iterable[Outcome]) -> int:
     """Say what `fab` exits with: a failure's own code, or 9 when hosts failed differently."""
-    codes = {each.error.exit_code for each in outcomes if each.error is not None}
-    return 0 if not codes else codes.pop() if len(codes) == 1 else MIXED
+    codes: dict[str, int] = {}
+    for each in outcomes:
+        if each.error is not None:
+            codes[each.host] = each.error.exit_code
+        elif each.back:
+            codes[each.host] = ROLLED_BACK  # unless one of the later ones fails
+    found = set(codes.values())
+    return 0 if not found else found.pop() if len(found) == 1 else MIXED
 
 
-def summary(outcomes: Iterable[Outcome], hosts: Sequence[str]) -> str:
+def _of(outcomes: Sequence[Outcome], host: str) -> int:
+    """What one host's outcomes alone would make `fab` exit with."""
+    return exit_code(each for each in outcomes if each.host == host)
+
+
+def summary(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str:
     """Put many hosts into a line: `8 hosts: 1 FAILED (gpu-3), 5 changed, 2 unchanged`."""
     worst: dict[str, str] = dict.fromkeys(hosts, "skipped")
     for each in outcomes:
         if _WORST_LAST.index(each.state) > _WORST_LAST.index(worst[each.host]):
             worst[each.host] = each.state
+    worst.update((host, "rolled back") for host in hosts if _of(outcomes, host) == ROLLED_BACK)
     parts = []
-    for state in reversed(_WORST_LAST):
+    for state in ("FAILED", "rolled back", *reversed(_WORST_LAST[:-1])):
         names = [host for host, its in worst.items() if its == state]
         if names:
-            told = f" ({', '.join(names)})" if state in {"FAILED", "skipped"} else ""
+            told = f" ({', '.join(names)})" if state in {"FAILED", "rolled back", "skipped"} else ""
             parts.append(f"{len(names)} {state}{told}")
     count = f"{len(worst)} host{'' if len(worst) == 1 else 's'}"
     return f"{count}: {', '.join(parts)}"
@@ -139,7 +152,16 @@ def failure(outcomes: Sequence[Outcome], hosts: Sequence[str]) -> str:
     failed = [operation_name(each.operation) for each in outcomes if each.state == "FAILED"]
     undone = [operation_name(each.operation) for each in outcomes if each.state == "skipped"]
     told = f"; not done: {', '.join(undone)}" if undone else ""
-    return f"{hosts[0]}: {', '.join(failed)} failed{told}"
+    what = f"{hosts[0]}: {', '.join(failed)} failed{told}"
+    if back := [each for each in outcomes if each.back]:
+        run = next((each.facts for each in back if each.operation == "put_back"), {})
+        if exit_code(outcomes) == ROLLED_BACK:
+            release = str(run.get("release"))[:12]
+            return f"{what}; rolled back: run {run.get('run_id')} of release {release} trains"
+        return f"{what}; not rolled back: see `fab status --host {hosts[0]}`"
+    if any(isinstance(each.error, NoFirstStep) for each in outcomes):
+        return f"{what}; `fab rollback --host {hosts[0]}` puts back what trained before"
+    return what
 
 
 def manual(pages: Sequence[tuple[str, Sequence[tuple[str, str | None]]]], paper: Paper) -> str:

@@ -28,5 +28,6 @@ def outcome_object(outcome: Outcome) -> dict[str, object]:
         "detail": outcome.detail,
         "seconds": round(outcome.seconds, 3),
         "facts": dict(outcome.facts),
+        "back": outcome.back,
         "error": None if outcome.error is None else error_object(outcome.error),
     }

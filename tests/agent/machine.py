@@ -65,14 +65,14 @@ class Machine:
         with (self.source / "trainer" / "loop.py").open("a") as file:
             file.write(text)
 
-    def start(self, verb, *, deadline=15, **arguments):
+    def start(self, verb, *, deadline=15, by=None, **arguments):
         request = {
             "verb": verb,
             "arguments": {"root": str(self.root), **arguments},
             "nonce": secrets.token_hex(16),
             "deadline": deadline,
             "lease": self.token,
-            "by": {"who": "tester", "host": "desk", "why": "a test"},
+            "by": by or {"who": "tester", "host": "desk", "why": "a test"},
         }
         call = Call(request, home=self.home, prefix=self.prefix, agent=self.agent)
         self.calls.append(call)

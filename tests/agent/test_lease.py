@@ -17,7 +17,7 @@ def test_a_lease_is_held_by_one_and_given_back(bare):
     again = bare.ask("lease_acquire", seconds=7200, why="tests", token=bare.token)
     assert again["changed"] is False
     with pytest.raises(
-        RefusalError, match=r"lease: held by tester \(tests\) since .*; wait"
+        RefusalError, match=r"lease: held by tester on desk \(tests\) since .*; --wait-lease waits"
     ) as caught:
         bare.ask("lease_acquire", seconds=5, why="others", token=secrets.token_hex(16))
     assert caught.value.code == "lease-held"
@@ -57,6 +57,33 @@ def test_others_cannot_give_a_lease_back(bare):
     assert caught.value.code == "lease-held"
 
 
+def test_a_lease_that_is_lost_is_not_taken_again_by_renewing(bare):
+    bare.lease()
+    renew = {"seconds": 60, "token": bare.token, "renew": True}
+    assert bare.ask("lease_acquire", **renew)["changed"] is False
+    bare.ask("lease_free")
+    with pytest.raises(RefusalError, match="ours is gone: it ran out, or somebody freed it"):
+        bare.ask("lease_acquire", **renew)
+    assert bare.ask("lease_show")["lease"] is None
+
+
+def test_a_lease_is_freed_by_its_person_or_with_the_holder_s_name(bare):
+    bare.lease()
+    by = {"who": "anna", "host": "her-desk", "why": "fab lease --release"}
+    told = r"held by tester on desk .*; `fab lease --release --of tester` ends it all the same"
+    for of in (None, "anna"):
+        with pytest.raises(RefusalError, match=told):
+            bare.ask("lease_free", of=of, by=by)
+    freed = bare.ask("lease_free", of="tester", by=by)
+    assert (freed["changed"], freed["lease"]["who"]) == (True, "tester")
+    assert "token" not in freed["lease"]
+    assert bare.ask("lease_free", of="tester", by=by) == {"changed": False, "lease": None}
+    line = json.loads((bare.root / "history.jsonl").read_text())
+    assert (line["verb"], line["who"], line["of"]["who"]) == ("lease_free", "anna", "tester")
+    bare.lease()
+    assert bare.ask("lease_free")["changed"]  # of the same person on the same desk
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -71,7 +98,7 @@ def test_one_that_ran_out_is_replaced(bare, spoil):
     path = bare.root / "lease" / "lease.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **spoil}) if spoil else "junk")
     assert bare.ask("lease_show")["lease"] is None
-    with pytest.raises(RefusalError, match="none is held now, or it ran out; begin again"):
+    with pytest.raises(RefusalError, match="ours is gone: it ran out, or somebody freed it"):
         bare.sync()
     bare.token = None
     assert bare.ask("lease_acquire", seconds=60)["changed"]

@@ -229,7 +229,7 @@ def test_exit_12_gives_the_lease_back_and_tells_what_was_under_way(desk, number)
         running.send_signal(number)
         _, err = running.communicate(timeout=30)
     assert running.returncode == 12, err
-    assert "interrupted: await_progress on gpu1 under way" in err
+    assert "interrupted: await-progress on gpu1 under way" in err
     assert "Traceback" not in err
     assert "nobody holds it" in desk.fab("lease")[0]
 

@@ -295,7 +295,7 @@ def test_ctrl_c_ends_the_waiting_gives_the_lease_back_and_tells_what_was_under_w
 
     presser = threading.Thread(target=press)
     presser.start()
-    with pytest.raises(errors.Interrupted, match="await_progress on gpu1 under way"):
+    with pytest.raises(errors.Interrupted, match="await-progress on gpu1 under way"):
         deploy(host, run)
     presser.join()
     assert not (machine.home / "fab/lease").exists()

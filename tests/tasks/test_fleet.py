@@ -1,79 +1,21 @@
 """The barrier, leases, and what is told when something goes wrong; with hosts that are made up."""
 
-# ruff: noqa: ARG001, ARG002 - stand-ins have the signature of the real thing
+# ruff: noqa: ARG001 - stand-ins have the signature of the real thing
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from datetime import UTC, datetime
 
 import pytest
 
-from tasks import errors
+from tasks import errors, operations
 from tasks.fleet import carry_out
-from tasks.inventory import Host
-from tasks.operations import By, Run, new_run_id
+from tasks.operations import Run, new_run_id
 from tasks.operations.words import changes
 from tasks.outcome import Effect
-
-RUN = Run(id="20260101-000000-abcd", by=By(who="me", host="desk", why="fab test"))
-
-
-def hosts(count=3):
-    return [Host(name=f"gpu{number}", address="x") for number in range(1, count + 1)]
-
-
-class Door:
-    """A link to a made-up host: answers as told, and writes down what it is asked."""
-
-    def __init__(self, host, answers):
-        self.host, self._answers, self.asked = host, answers, []
-        self.notes, self.closed, self._stopped = [], 0, threading.Event()
-
-    def notify(self, text):
-        self.notes.append(text)
-
-    def ask(self, verb, arguments, *, lease=None, **_):
-        if self._stopped.is_set():
-            raise errors.Interrupted(self.host.name, f"{verb} was under way")
-        self.asked.append((verb, lease))
-        answer = self._answers.get(verb, {})
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def wait_for_stop(self):
-        assert self._stopped.wait(10)
-        raise errors.Interrupted(self.host.name, "kill was under way")
-
-    def stop(self):
-        self._stopped.set()
-
-    def resume(self):
-        self._stopped.clear()
-
-    def close(self):
-        self.closed += 1
-
-
-@pytest.fixture
-def fleet():
-    """`fleet(plan, ...)`: carry out, and keep the doors and what was told."""
-
-    class Fleet:
-        def __init__(self):
-            self.doors, self.told = {}, []
-
-        def __call__(self, plan, count=3, run=RUN, answers=None, **options):
-            def links(host):
-                self.doors[host.name] = Door(host, answers or {})
-                return self.doors[host.name]
-
-            return carry_out(
-                plan, hosts(count), run, links=links, on_outcome=self.told.append, **options
-            )
-
-    return Fleet()
+from tests.tasks.doors import RUN
 
 
 def look(host, run, link):
@@ -156,10 +98,55 @@ def test_a_lease_is_taken_before_the_first_change_and_given_back_at_the_end(flee
 
 
 def test_a_lease_is_renewed_when_a_third_of_it_is_over(fleet):
-    moments = iter(range(0, 10_000, 100))
-    fleet((act, look, act, act), count=1, clock=lambda: next(moments))
+    now = [0]
+
+    def pass_time(host, run, link):
+        now[0] += 200
+        return Effect(changed=False, detail="")
+
+    fleet((act, pass_time, act, pass_time, act), count=1, clock=lambda: now[0])
     asked = [verb for verb, _ in fleet.doors["gpu1"].asked]
-    assert asked.count("lease_acquire") == 3
+    # At the beginning, and after 400 s; not after 200 s.
+    assert asked.count("lease_acquire") == 2
+
+
+def test_what_is_verified_is_under_the_lease_and_the_probe_is_not(fleet):
+    fleet((look, act), count=1)
+    assert fleet.doors["gpu1"].asked[0][0] == "lease_acquire"
+    fleet((operations.probe, look), count=1)
+    assert [verb for verb, _ in fleet.doors["gpu1"].asked] == ["probe"]
+    fleet((operations.probe, look, act), count=1)
+    assert [verb for verb, _ in fleet.doors["gpu1"].asked][:2] == ["probe", "lease_acquire"]
+
+
+def test_a_lease_of_somebody_else_is_waited_for_and_told_once(fleet):
+    now = [0]
+    held = errors.LeaseHeld("gpu1", "by anna", facts={"who": "anna", "since": "10:00"})
+    waiting = dataclasses.replace(RUN, wait_lease=10)
+
+    def sleep(seconds):
+        now[0] += seconds
+        if now[0] >= 6:
+            fleet.doors["gpu1"]._answers.clear()
+
+    given = {"count": 1, "clock": lambda: now[0], "sleep": sleep}
+    (outcome,) = fleet((act,), run=waiting, answers={"lease_acquire": held}, **given)
+    assert (outcome.state, now[0]) == ("changed", 6)
+    assert fleet.doors["gpu1"].notes == ["gpu1: waiting for the lease: by anna"]
+    now[0] = -20  # this time nobody gives it back
+    (outcome,) = fleet((act,), run=waiting, answers={"lease_acquire": held}, **given)
+    assert (outcome.error.exit_code, now[0]) == (5, -10)
+
+
+def test_a_lease_that_was_lost_ends_the_plan_and_the_state_is_read_again(fleet):
+    @changes
+    def lose(host, run, link):
+        raise errors.LeaseHeld(host.name, "ours is gone")
+
+    health = {"state": "training", "run_id": "r1"}
+    outcomes = fleet((act, lose, act), count=1, answers={"health": health})
+    assert [o.state for o in outcomes] == ["changed", "FAILED", "skipped"]
+    assert outcomes[1].detail.endswith("ours is gone; read again: run r1 is training")
 
 
 def test_a_lease_whose_answer_was_lost_is_given_back_all_the_same(fleet):
@@ -194,11 +181,11 @@ def test_a_host_that_failed_is_skipped_and_the_others_go_on(fleet):
     assert [verb for verb, _ in fleet.doors["gpu2"].asked][-1] == "lease_release"
 
 
-def test_somebody_elses_lease_fails_the_operation_that_needed_it(fleet):
+def test_somebody_elses_lease_fails_the_plan_before_it_begins(fleet):
     held = errors.LeaseHeld("gpu1", "anna deploys since 10:00", "wait for 3 min")
     outcomes = fleet((look, act, look), count=1, answers={"lease_acquire": held})
-    assert [o.state for o in outcomes] == ["ok", "FAILED", "skipped"]
-    assert "anna" in outcomes[1].detail
+    assert [o.state for o in outcomes] == ["FAILED", "skipped", "skipped"]
+    assert "anna" in outcomes[0].detail
     assert "lease_release" not in [verb for verb, _ in fleet.doors["gpu1"].asked]
 
 

@@ -142,7 +142,13 @@ def test_in_a_status_what_was_checked_wins_over_what_the_trainer_wrote():
 
 def test_a_lease_tells_who_holds_it_and_why():
     assert lease(HOST, RUN, Answers({"lease": None})).detail == "nobody holds it"
-    held = {"who": "alice", "host": "her desk", "why": "fab deploy", "left_s": 59.6}
+    held = {
+        "who": "alice",
+        "host": "her desk",
+        "why": "fab deploy",
+        "left_s": 59.6,
+        "since": "noon",
+    }
     assert lease(HOST, RUN, Answers({"lease": held})).detail == (
-        "alice on her desk: `fab deploy`, for 60 s more"
+        "alice on her desk: `fab deploy`, since noon, for 60 s more"
     )

@@ -82,7 +82,7 @@ def test_a_terminal_folds_and_colours_where_a_file_keeps_the_line_whole():
     ],
 )
 def test_exit_code_is_the_failure_s_own_or_9_for_different_ones(failures, code):
-    outcomes = [outcome(state="FAILED", error=error) for error in failures]
+    outcomes = [outcome(state="FAILED", error=error, host=error.where) for error in failures]
     assert report.exit_code([outcome(), *outcomes]) == code
 
 
@@ -196,6 +196,7 @@ def test_objects_are_plain_json():
         "detail": "",
         "seconds": 0.0,
         "facts": {},
+        "back": False,
         "error": {
             "class": "LeaseHeld",
             "exit_code": 5,
