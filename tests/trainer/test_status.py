@@ -1,6 +1,7 @@
 """status.json and metrics.jsonl say where a run is, and which release it is."""
 
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 
 from tests.trainer import made
 from trainer.record import metrics
+from trainer.record import status as record
 from trainer.record.status import Status, Step, folder_of, release_digest
 
 DONE = Step(
@@ -29,6 +31,36 @@ def test_the_log_line_has_fixed_columns_and_units():
         "step  1,240/20,000  loss 2.713  accept 3.42/16  norm 0.81  rate 5.9e-04"
         "  12.4k tok/s/gpu  wait 0.3%  eta 3h10m"
     )
+
+
+def test_metrics_that_did_not_fit_on_a_full_disk_come_later(tmp_path):
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    never, later = metrics.Metrics(tmp_path), metrics.Metrics(tmp_path)
+    for number in range(3):
+        for each in (never, later):
+            each.step(dataclasses.replace(DONE, step=number))
+    never.close()
+    with (tmp_path / "room").open("w") as room:
+        os.dup2(room.fileno(), later._file.fileno())
+    later.step(dataclasses.replace(DONE, step=3))
+    later.close()
+    lines = (tmp_path / "room").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [0, 1, 2, 3]
+
+
+def test_a_status_that_does_not_fit_on_a_full_disk_stays_as_it_was(tmp_path, monkeypatch):
+    status = Status(tmp_path)
+    status.phase("training")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(record, "write_whole", full)
+        status.step(DONE)
+        assert read(tmp_path)["step"] == 0
+    status.note()
+    assert read(tmp_path)["step"] == 1240
 
 
 def test_status_follows_the_run(tmp_path, monkeypatch):

@@ -6,11 +6,13 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from trainer.record.status import despite_full_disk
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from trainer.record.status import Step
+    from trainer.record.status import Step, Trialled
 
 
 class Metrics:
@@ -21,8 +23,8 @@ class Metrics:
         # Line-buffered: a step that is in status.json is in here too, whatever ends the process.
         self._file = (folder / "metrics.jsonl").open("a", buffering=1) if folder else None
 
-    def step(self, done: Step) -> None:
-        """One step more is done."""
+    def step(self, done: Step, tried: Trialled | None = None) -> None:
+        """One step more is done; after some of them the drafter was tried out."""
         if self._file is None:
             return
         line = {
@@ -33,15 +35,27 @@ class Metrics:
             "rate": done.rate,
             "tokens_per_s": round(done.tokens_per_s, 1),
             "wait": round(done.wait, 4),
+            **{name: round(share, 4) for name, share in done.stages.items()},
+            "memory_gb": round(done.memory_gb, 3),
             "epoch": done.epoch,
             "time": self._clock(),
         }
-        self._file.write(json.dumps(line) + "\n")
+        if tried is not None:
+            line |= {
+                "eval_accepted": tried.accepted,
+                "eval_first": tried.first,
+                "eval_lengths": tried.lengths,
+                "eval_samples": tried.samples,
+                "eval_seconds": round(tried.seconds, 3),
+            }
+        with despite_full_disk():  # what did not fit is in the buffer, and goes with a later line
+            self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Let the file go."""
         if self._file is not None:
-            self._file.close()
+            with despite_full_disk():
+                self._file.close()
 
 
 def line(done: Step, block_size: int) -> str:
@@ -52,6 +66,14 @@ def line(done: Step, block_size: int) -> str:
         f"  accept {done.accepted:.2f}/{block_size}  norm {done.norm:.2f}  rate {done.rate:.1e}"
         f"  {_short(done.tokens_per_s)} tok/s/gpu  wait {done.wait:.1%}"
         f"  eta {_span((done.steps - done.step) * done.seconds)}"
+    )
+
+
+def trial_line(tried: Trialled, done: Step, block_size: int) -> str:
+    """The log line of a trial."""
+    return (
+        f"eval  step {done.step:,}/{done.steps:,}  accepted {tried.accepted:.2f}/{block_size}"
+        f"  first token right {tried.first:.1%}  {tried.samples} samples  {tried.seconds:.1f} s"
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -9,12 +11,12 @@ import statistics
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _RECENT = 101  # steps the median is taken over; odd, so that it is one of them
@@ -23,6 +25,19 @@ _RECENT = 101  # steps the median is taken over; odd, so that it is one of them
 def boottime() -> float:
     """Seconds since this machine booted, sleep included: no clock setting moves it."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@contextlib.contextmanager
+def despite_full_disk() -> Iterator[None]:
+    """Go on where a disk is full: days of training do not end for want of a line about them.
+
+    Checkpoints are not written so: a run that cannot save must say it.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -54,6 +69,27 @@ class Step:
     wait: float
     """Share of the step spent waiting for a batch."""
     seconds: float
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Of each stage of the pipeline, `busy_NAME` and `wait_NAME`: shares of the step's seconds."""
+    memory_gb: float = 0.0
+    """Most that was ever in use: of the fullest GPU, or of this process on a CPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trialled:
+    """How a drafter did on completions that it does not train on."""
+
+    samples: int
+    accepted: float
+    """Mean over the samples of the mean tokens a block gave, the target's own included."""
+    lengths: tuple[int, ...]
+    """How many blocks gave 1, 2, ... tokens."""
+    seconds: float
+
+    @property
+    def first(self) -> float:
+        """Share of the blocks whose first drafted token was right."""
+        return 1.0 - self.lengths[0] / max(1, sum(self.lengths))
 
 
 class Status:
@@ -114,7 +150,8 @@ class Status:
     def _write(self) -> None:
         if self._path is not None:
             self._facts["boottime"] = self._clock()
-            write_whole(self._path, json.dumps(self._facts) + "\n")
+            with despite_full_disk():
+                write_whole(self._path, json.dumps(self._facts) + "\n")
 
 
 def folder_of(output_dir: str | Path, environment: Mapping[str, str] = os.environ) -> Path:

@@ -12,7 +12,15 @@ import sys
 import time
 from pathlib import Path
 
-from trainer.record import boottime, newest, release_of_imported, save, write_whole
+from trainer.record import (
+    boottime,
+    claim,
+    despite_full_disk,
+    newest,
+    release_of_imported,
+    save,
+    write_whole,
+)
 
 
 class Loop:
@@ -22,6 +30,7 @@ class Loop:
         self.wanted = wanted
         self.output = Path(wanted.output_dir)
         self.output.mkdir(parents=True, exist_ok=True)
+        claim(self.output)
         self.record = Path(os.environ.get("TRAINER_RUN_DIR") or wanted.output_dir)
         self.stopping = False
         self.step = newest(self.output)
@@ -54,7 +63,8 @@ class Loop:
             "boottime": boottime(),
             "checkpoint": self.checkpoint,
         }
-        write_whole(self.record / "status.json", status)
+        with despite_full_disk():
+            write_whole(self.record / "status.json", status)
 
     def run(self) -> int:
         """Make the steps; the exit code of the process."""
@@ -85,11 +95,12 @@ class Loop:
         self.durations = [*self.durations[-19:], time.monotonic() - began]
         line = {"step": number, "loss": self.loss, "accepted": 1.5, "norm": 1.0, "rate": 1e-4}
         line.update(tokens_per_s=1000.0, wait=0.0, epoch=0, time=time.time())
-        with (self.record / "metrics.jsonl").open("a") as metrics:
+        with despite_full_disk(), (self.record / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(line) + "\n")
-        print(f"step {number:6,}/{wanted.steps:,}  loss {self.loss:.3f}", flush=True)
-        if wanted.chatter:
-            print("x" * (wanted.chatter - 1), flush=True)
+        with despite_full_disk():
+            print(f"step {number:6,}/{wanted.steps:,}  loss {self.loss:.3f}", flush=True)
+            if wanted.chatter:
+                print("x" * (wanted.chatter - 1), flush=True)
         if math.isnan(self.loss):
             print(f"step {number}: loss is nan; resume from the last checkpoint", file=sys.stderr)
             return False
