@@ -14,7 +14,7 @@ import os
 import stat
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from . import history
+from . import history, space
 from .desk import Desk, Refused, want
 from .lease import changing
 from .root import DIGEST, TEMPORARY, Root, read_json, remove
@@ -160,10 +160,11 @@ def sync(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             desk.check()
             _assemble(root, release, files, digest)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in space.FULL:
                 raise
+            refused = space.full(root.path, error.errno)  # before the sweep, which makes room
             root.sweep()
-            raise _disk_full(root, 0) from error
+            raise refused from error
         sent = sum(file.size for file in missing)
         history.record(
             desk, root, "sync", release=digest, files=len(missing), bytes=sent, result="synced"
@@ -206,20 +207,9 @@ def _check_space(root: Root, missing: List[File], files: List[File]) -> None:
     disk = os.statvfs(root.releases)
     needed = sum(file.size for file in missing) + sum(file.size for file in files) + SPARE_BYTES
     if disk.f_bavail * disk.f_frsize < needed:
-        raise _disk_full(root, needed)
+        raise space.full(root.path, needed=needed)
     if disk.f_files and disk.f_favail < len(missing) + 2 * len(files):
         raise Refused("failed", f"{root.path}: no inodes left ({disk.f_favail}); free some")
-
-
-def _disk_full(root: Root, needed: int) -> Refused:
-    disk = os.statvfs(root.path)
-    free = disk.f_bavail * disk.f_frsize
-    return Refused(
-        "failed",
-        f"{root.path}: disk full, {free >> 20:,} MiB free and {needed >> 20:,} MiB needed;"
-        " free some, then repeat",
-        free=free,
-    )
 
 
 def _receive(desk: Desk, root: Root, missing: List[File]) -> None:

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 
 import pytest
 
 from tasks.agent import releases
 from tasks.agent.desk import Refused
+from tasks.link.program import AGENT
 from tests.agent.call import RefusalError, wait_for
 
 
@@ -173,7 +175,8 @@ def test_a_damaged_release_is_found_and_made_anew(machine, damage):
 
 def test_a_damaged_blob_is_asked_for_again(machine):
     machine.deploy()
-    blob = next((machine.root / "blobs").iterdir())
+    kept = (machine.source / "trainer" / "faults.py").read_bytes()
+    blob = machine.root / "blobs" / hashlib.sha256(kept).hexdigest()
     blob.chmod(0o600)
     blob.write_bytes(b"")
     machine.change("# changed\n")
@@ -217,3 +220,24 @@ def test_a_disk_that_fills_up_meanwhile_leaves_no_part(small_disk):
     assert small_disk.inside(f"find {small_disk.root} -name '.tmp-*'") == ""
     small_disk.empty()
     assert small_disk.sync()["changed"]
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("errno.EDQUOT", r"the quota of uid \d+ is used up; free some, then repeat"),
+        ("errno.ENOSPC", r"disk full, [\d,]+ MiB free; free some, then repeat"),
+    ],
+)
+def test_a_quota_is_told_as_one_and_leaves_no_part(machine, tmp_path, code, words):
+    machine.deploy()
+    machine.change("# changed\n")
+    machine.agent = shutil.copytree(AGENT, tmp_path / "agent")
+    before = machine.snapshot()
+    with (machine.agent / "releases.py").open("a") as file:
+        file.write(f"\n\ndef _copy(source, target):\n    raise OSError({code}, 'planted')\n")
+    with pytest.raises(RefusalError, match=words):
+        machine.sync()
+    after = {path: facts for path, facts in machine.snapshot().items() if "blobs" not in path}
+    assert after.keys() == {path for path in before if "blobs" not in path}
+    assert machine.temporary() == []

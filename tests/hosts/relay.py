@@ -8,9 +8,12 @@ import struct
 import threading
 import time
 from contextlib import suppress
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tests.hosts.ground import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Relay:
@@ -45,26 +48,28 @@ class Relay:
 
     def cut(self) -> None:
         """Reset every connection; new ones are taken."""
-        self._cutting = True
-        until(lambda: not self._cutting, what="the cut")
+        self.do(self._hang_up)
 
     def refuse(self) -> None:
         """Take no new connection."""
-        self._refusing = True
-        until(lambda: not self._refusing, what="the refusal")
+        self.do(self._close_door)
 
-    _cutting = False
-    _refusing = False
+    def do(self, act: Callable[[], None]) -> None:
+        """Let the relay's own thread do `act`, between two pieces of data; returns afterwards."""
+        self._todo = act
+        until(lambda: self._todo is None, what="the relay's turn")
+
+    _todo: Callable[[], None] | None = None
+
+    def _close_door(self) -> None:
+        self._selector.unregister(self._server)
+        self._server.close()
 
     def _serve(self) -> None:
         while self._open:
-            if self._refusing:
-                self._selector.unregister(self._server)
-                self._server.close()
-                self._refusing = False
-            if self._cutting:
-                self._hang_up()
-                self._cutting = False
+            if self._todo is not None:
+                self._todo()
+                self._todo = None
             for key, _ in self._selector.select(0.01):
                 if key.fileobj is self._server:
                     self._accept()

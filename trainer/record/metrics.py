@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-from trainer.record.status import despite_full_disk
+from trainer.record.status import despite_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ class Metrics:
         """One step more is done; after some of them the drafter was tried out."""
         if self._file is None:
             return
-        line = {
+        line: dict[str, object] = {
             "step": done.step,
             "loss": done.loss,
             "accepted": done.accepted,
@@ -48,13 +48,13 @@ class Metrics:
                 "eval_samples": tried.samples,
                 "eval_seconds": round(tried.seconds, 3),
             }
-        with despite_full_disk():  # what did not fit is in the buffer, and goes with a later line
+        with despite_disk():  # what did not fit is in the buffer, and goes with a later line
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Let the file go."""
         if self._file is not None:
-            with despite_full_disk():
+            with despite_disk():
                 self._file.close()
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 PACKAGE = Path(__file__).resolve().parents[1]
 _RECENT = 101  # steps the median is taken over; odd, so that it is one of them
 
@@ -28,15 +29,15 @@ def boottime() -> float:
 
 
 @contextlib.contextmanager
-def despite_full_disk() -> Iterator[None]:
-    """Go on where a disk is full: days of training do not end for want of a line about them.
+def despite_disk() -> Iterator[None]:
+    """Go on where a disk takes nothing: days of training do not end for want of a line about them.
 
     Checkpoints are not written so: a run that cannot save must say it.
     """
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in UNWRITABLE:
             raise
 
 
@@ -150,7 +151,7 @@ class Status:
     def _write(self) -> None:
         if self._path is not None:
             self._facts["boottime"] = self._clock()
-            with despite_full_disk():
+            with despite_disk():
                 write_whole(self._path, json.dumps(self._facts) + "\n")
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer.record import (
     boottime,
     claim,
-    despite_full_disk,
+    despite_disk,
     newest,
     release_of_imported,
     save,
@@ -63,7 +63,7 @@ class Loop:
             "boottime": boottime(),
             "checkpoint": self.checkpoint,
         }
-        with despite_full_disk():
+        with despite_disk():
             write_whole(self.record / "status.json", status)
 
     def run(self) -> int:
@@ -95,9 +95,9 @@ class Loop:
         self.durations = [*self.durations[-19:], time.monotonic() - began]
         line = {"step": number, "loss": self.loss, "accepted": 1.5, "norm": 1.0, "rate": 1e-4}
         line.update(tokens_per_s=1000.0, wait=0.0, epoch=0, time=time.time())
-        with despite_full_disk(), (self.record / "metrics.jsonl").open("a") as metrics:
+        with despite_disk(), (self.record / "metrics.jsonl").open("a") as metrics:
             metrics.write(json.dumps(line) + "\n")
-        with despite_full_disk():
+        with despite_disk():
             print(f"step {number:6,}/{wanted.steps:,}  loss {self.loss:.3f}", flush=True)
             if wanted.chatter:
                 print("x" * (wanted.chatter - 1), flush=True)
