@@ -99,13 +99,16 @@ def _train(argv: Sequence[str]) -> int:
 
 
 def _say(text: str) -> None:
-    print(text, flush=True)
+    from trainer.record.status import despite_disk
+
+    with despite_disk():
+        print(text, flush=True)
 
 
 def _features(argv: Sequence[str]) -> int:
-    from trainer import config as configs
+    from trainer.flags import Parser
 
-    parser = configs.Parser(
+    parser = Parser(
         prog="python -m trainer features", description="Run a check of everything promised here."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, last on stdout")

@@ -8,16 +8,16 @@ from __future__ import annotations
 import argparse
 import ast
 import dataclasses
-import difflib
 import itertools
 import math
 import sys
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
+from trainer import flags
 from trainer.errors import InputError
+from trainer.flags import flag
 
 if typing.TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +73,13 @@ class TrainConfig:
     draft_head_dim: int = 0
     """Width of a head of the drafter; 0: the target's."""
     sliding_window: int = 0
-    """Context tokens that all drafter layers but the last see; 0: every layer sees all."""
+    """Positions that a slot of a sliding layer sees, itself counted; 0: every layer sees all."""
+    sliding_layers: int = -1
+    """How many of the first layers are sliding ones, given a window; -1: all but the last."""
     mask_token_id: int = -1
     """Row of the target's embedding that stands for a slot to be drafted; -1: chosen and logged."""
+    init_drafter: str = ""
+    """Folder of an exported drafter (z-lab or speculators layout) to start from, in its shape."""
 
     lr: float = 6e-4
     """Learning rate after warm-up."""
@@ -115,12 +119,23 @@ class TrainConfig:
     """Steps between two checkpoints; 0: only at the end and at SIGTERM."""
     keep: int = 3
     """Newest checkpoints that stay; 0: all. Pinned ones always do."""
+    tensorboard: bool = False
+    """Write TensorBoard events to OUTPUT_DIR/tensorboard too; needs the package tensorboard."""
+    eval_interval: int = 0
+    """Steps between two measures of the drafter, as in decoding, on what it never saw; 0: none."""
+    eval_rows: int = 0
+    """Prompts of the data that are kept from training, with all their answers, to measure on."""
+    eval_prompts: str = ""
+    """JSONL of prompts to measure on too; the target answers them greedily at the start."""
 
     def __post_init__(self) -> None:
         for name in ("target_model", "data_dir", "output_dir"):
             text = getattr(self, name)
             self._need(name, bool(text.strip()), "a path")
             object.__setattr__(self, name, str(Path(text).expanduser()))
+        for name in ("init_drafter", "eval_prompts"):
+            if text := getattr(self, name):
+                object.__setattr__(self, name, str(Path(text).expanduser()))
         for name, words in CHOICES.items():
             self._need(name, getattr(self, name) in words, "one of " + ", ".join(words))
         for name, least in _LEAST.items():
@@ -135,10 +150,17 @@ class TrainConfig:
         taps = self.target_layer_ids
         different = len(set(taps)) == len(taps) and min(taps, default=0) >= 0
         self._need("target_layer_ids", different, "different numbers from 0, as 1,7,13")
+        slides = self.sliding_layers <= 0 or self.sliding_window > 0
+        self._need("sliding_layers", slides, "--sliding-window with it")
+        self._need(
+            "sliding_layers", self.sliding_layers <= self.draft_layers, "no more than layers"
+        )
+        judged = not self.eval_interval or self.eval_rows > 0 or self.eval_prompts != ""
+        self._need("eval_interval", judged, "--eval-rows or --eval-prompts with it")
 
     def _need(self, name: str, holds: bool, wish: str) -> None:
         if not holds:
-            raise InputError(f"{flag(name)}: is {_shown(getattr(self, name))}; give {wish}")
+            raise InputError(f"{flag(name)}: is {flags.shown(getattr(self, name))}; give {wish}")
 
 
 CHOICES = {
@@ -152,9 +174,9 @@ CHOICES = {
 _LEAST = {
     "epochs": 1, "steps": 0, "token_budget": 2, "max_anchors": 1, "accumulation": 1, "seed": 0,
     "block_size": 2, "draft_layers": 1, "tap_count": 1, "draft_intermediate": 0, "draft_heads": 0,
-    "draft_kv_heads": 0, "draft_head_dim": 0, "sliding_window": 0,
+    "draft_kv_heads": 0, "draft_head_dim": 0, "sliding_window": 0, "sliding_layers": -1,
     "mask_token_id": -1, "dp_pairs": 1, "depth": 1, "threads": 0, "log_interval": 1,
-    "save_interval": 0, "keep": 0,
+    "save_interval": 0, "keep": 0, "eval_interval": 0, "eval_rows": 0,
 }  # fmt: skip
 GROUPS = {
     "what": ("target_model", "data_dir", "output_dir", "data_split", "data_check", "overlong"),
@@ -163,20 +185,19 @@ GROUPS = {
     ),
     "the drafter": (
         "block_size", "draft_layers", "tap_count", "target_layer_ids", "draft_intermediate",
-        "draft_heads", "draft_kv_heads", "draft_head_dim", "sliding_window", "mask_token_id",
+        "draft_heads", "draft_kv_heads", "draft_head_dim", "sliding_window",
+        "sliding_layers", "mask_token_id", "init_drafter",
     ),
     "how far a step goes": (
         "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip_norm", "loss",
         "gamma",
     ),
     "where": ("dp_pairs", "device", "dtype", "overlap", "depth", "threads"),
-    "what is kept": ("log_interval", "save_interval", "keep"),
+    "what is kept and told": (
+        "log_interval", "save_interval", "keep", "tensorboard", "eval_interval", "eval_rows",
+        "eval_prompts",
+    ),
 }  # fmt: skip
-
-
-def flag(name: str) -> str:
-    """The flag of a field."""
-    return "--" + name.replace("_", "-")
 
 
 def read(argv: Sequence[str], *, program: str = "python -m trainer train") -> TrainConfig:
@@ -189,22 +210,8 @@ def read(argv: Sequence[str], *, program: str = "python -m trainer train") -> Tr
     return TrainConfig(**vars(_parser(program).parse_args(list(argv))))
 
 
-class Parser(argparse.ArgumentParser):
-    """A parser that answers a wrong line with one sentence, and knows what was probably meant."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise instead of printing the usage and leaving."""
-        message = message.removeprefix("argument ")
-        if message.startswith("unrecognized arguments: "):
-            word = message.split()[2].split("=")[0]
-            close = difflib.get_close_matches(word, self._option_string_actions, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"
-            message = f"{word}: unknown flag{hint}"
-        raise InputError(message)
-
-
-def _parser(program: str) -> Parser:
-    parser = Parser(
+def _parser(program: str) -> flags.Parser:
+    parser = flags.Parser(
         prog=program,
         usage="%(prog)s --target-model PATH --data-dir PATH --output-dir PATH [FLAGS]",
         description="Train a DFlash drafter for a frozen target. Started again with the same"
@@ -217,54 +224,15 @@ def _parser(program: str) -> Parser:
     for title, names in GROUPS.items():
         group = parser.add_argument_group(title)
         for name in names:
-            _add(group, name, types[name], defaults[name], helps[name])
+            flags.add(
+                group,
+                name,
+                types[name],
+                default=defaults[name],
+                text=helps[name],
+                words=CHOICES.get(name, ()),
+            )
     return parser
-
-
-def _add(
-    group: argparse._ArgumentGroup, name: str, kind: object, default: object, text: str
-) -> None:
-    required = default is dataclasses.MISSING
-    text = text if required or default in ("", ()) else f"{text[:-1]} (default {_shown(default)})."
-    text = text.replace("%", "%%")
-    if kind is bool:
-        group.add_argument(
-            flag(name), action=argparse.BooleanOptionalAction, default=default, help=text
-        )
-        return
-    reader = {int: _integer, float: _number, str: str}.get(kind, _integers)  # type: ignore[call-overload]
-    shown = "|".join(CHOICES[name]) if name in CHOICES else {int: "N", float: "X"}.get(kind)  # type: ignore[call-overload]
-    metavar = shown or ("PATH" if kind is str else "N,N")
-    group.add_argument(
-        flag(name), type=reader, metavar=metavar, required=required, help=text,
-        default=None if required else default,
-    )  # fmt: skip
-
-
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; give a whole number") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"is {text!r}; give a number") from None
-
-
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(_integer(part) for part in text.split(",") if part.strip())
-
-
-def _shown(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if isinstance(value, tuple):
-        return ",".join(map(str, value))
-    return f"{value:g}" if isinstance(value, float) else str(value) or "empty"
 
 
 def _docstrings() -> dict[str, str]:

@@ -141,6 +141,14 @@ class Pipeline:
                 thread.start()
         return self
 
+    def stages_s(self) -> dict[str, float]:
+        """Seconds of each stage so far, as `busy_NAME` and `wait_NAME`."""
+        return {
+            f"{what}_{name}": seconds
+            for what, held in (("busy", self.busy_s), ("wait", self.wait_s))
+            for name, seconds in held.items()
+        }
+
     def __exit__(self, *exception: object) -> None:
         """End the threads: those that wait at once, others after the item they work on."""
         for channel in self._channels:

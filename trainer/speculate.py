@@ -1,6 +1,7 @@
 """Greedy speculative decoding with a trained drafter: draft, verify, accept.
 
-Shapes: S tokens, B slots of a block, K = B - 1 drafted slots, F feature width.
+Shapes: S tokens, B slots of a block, K = B - 1 drafted slots, F feature width; N blocks that are
+drafted at once.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from trainer.model.anchors import blocks, visible
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -17,6 +20,18 @@ if TYPE_CHECKING:
 
     from trainer.model.drafter import Drafter
     from trainer.model.target import Target
+
+
+class Words(Protocol):
+    """Turns token ids into hidden states, and hidden states into scores: a target, or its ends."""
+
+    @property
+    def embedding_VH(self) -> Tensor:
+        """A row for each token."""
+
+    @property
+    def head_VH(self) -> Tensor:
+        """A row for each token."""
 
 
 class Drafting(Protocol):
@@ -156,3 +171,126 @@ def generate_plain(
         next_ids = scores_SV[-1:].argmax(-1)
         tokens.append(int(next_ids))
     return tuple(tokens)
+
+
+@torch.no_grad()
+def replay(
+    target: Target,
+    drafter: Drafter,
+    prompt_ids: Sequence[int],
+    completion_ids: Sequence[int],
+    *,
+    zero_features: bool = False,
+    at_once: int = 256,
+) -> Generation:
+    """What `generate` does with a prompt whose greedy completion is known, without decoding it.
+
+    A block behind every token is drafted in a few masked forwards, and the chain of accepted
+    blocks is walked afterwards: the same lengths, but for rounding, in a small part of the time.
+
+    Args:
+        target: gives the context features.
+        drafter: proposes, on the target's device.
+        prompt_ids: token ids, at least one.
+        completion_ids: the target's own, greedy; up to its end token or the longest allowed.
+        zero_features: as in `generate`.
+        at_once: N, blocks of one forward.
+    """
+    ids_S = torch.tensor([*prompt_ids, *completion_ids])
+    features_SF = target.features(ids_S, torch.tensor([0, len(ids_S)]))
+    if zero_features:
+        features_SF = torch.zeros_like(features_SF)
+    return replay_features(
+        target,
+        drafter,
+        ids_S.to(target.device),
+        features_SF,
+        prompt=len(prompt_ids),
+        at_once=at_once,
+    )
+
+
+@torch.no_grad()
+def replay_features(
+    words: Words,
+    drafter: Drafter,
+    ids_S: Tensor,
+    features_SF: Tensor,
+    *,
+    prompt: int,
+    at_once: int = 256,
+) -> Generation:
+    """`replay` with context features that are at hand; the target itself is not run.
+
+    Args:
+        words: embedding and head, on the drafter's device.
+        drafter: proposes.
+        ids_S: prompt and completion, on the drafter's device.
+        features_SF: of all of them, on the drafter's device.
+        prompt: how many tokens are the prompt's.
+        at_once: N, blocks of one forward.
+    """
+    # Every token of the completion begins a block, but for the last, behind which nothing comes.
+    anchors_A = torch.arange(prompt, len(ids_S) - 1, device=ids_S.device)
+    right = [
+        count
+        for at in range(0, len(anchors_A), at_once)
+        for count in _right_drafts(
+            words, drafter, ids_S, features_SF, anchors_A[at : at + at_once]
+        ).tolist()
+    ]
+    return walk(tuple(ids_S[prompt:].tolist()), right)
+
+
+def walk(completion: tuple[int, ...], right: Sequence[int]) -> Generation:
+    """The blocks that decoding goes through, of those behind every token.
+
+    Args:
+        completion: the whole of it.
+        right: right drafts in a row behind each of its tokens but the last; none beyond its end.
+    """
+    lengths: list[int] = []
+    blocks_run, at = 0, 0
+    while at < len(completion) - 1:
+        blocks_run += 1
+        if right[at] == len(completion) - 1 - at:
+            break  # all that is left was right; what else would have been is not known
+        lengths.append(right[at] + 1)
+        at += right[at] + 1
+    return Generation(completion, tuple(lengths), blocks_run)
+
+
+def _right_drafts(
+    words: Words, drafter: Drafter, ids_S: Tensor, features_SF: Tensor, anchors_N: Tensor
+) -> Tensor:
+    shape = drafter.config
+    document_S = torch.zeros_like(ids_S, dtype=torch.int32)
+    position_S = torch.arange(len(ids_S), device=ids_S.device)
+    laid = blocks(
+        anchors_N,
+        ids_S,
+        torch.ones_like(ids_S, dtype=torch.bool),
+        document_S,
+        position_S,
+        block_size=shape.block_size,
+        mask_token_id=shape.mask_token_id,
+    )
+    # Not drafter(...): one that training has compiled would be compiled anew for each length.
+    hidden_QH = drafter.forward(
+        words.embedding_VH[laid.ids_Q],
+        features_SF,
+        position_S,
+        laid.positions_Q,
+        visible(
+            anchors_N,
+            document_S,
+            block_size=shape.block_size,
+            kinds=shape.layer_types,
+            window=shape.sliding_window,
+        ),
+    )
+    hidden_NKH = hidden_QH.view(len(anchors_N), shape.block_size, -1)[:, 1:]
+    draft_NK = (hidden_NKH @ words.head_VH.to(hidden_NKH.dtype).T).argmax(-1)
+    right_NK = (draft_NK == laid.labels_NB[:, 1:]) & laid.supervised_NB[:, 1:]
+    right_N: Tensor = right_NK.long().cumprod(1).sum(1)
+    return right_N

@@ -84,9 +84,12 @@ def _train(
                 done, position, stopping = step(parts, batches, stream, stop, total=total)
                 _tell(saving.finished(), status, say)
                 status.step(done)
-                measures.step(done)
+                tried = parts.try_out(done.step, last=done.step == total)
+                measures.step(done, tried)
                 if done.step % config.log_interval == 0 or done.step == total:
                     say(metrics.line(done, config.block_size))
+                if tried is not None:
+                    say(metrics.trial_line(tried, done, config.block_size))
                 if config.save_interval and done.step % config.save_interval == 0:
                     _save(saving, position, status, say)
                     saved = position.step
@@ -119,6 +122,7 @@ def step(
     """
     config, gradients = parts.config, parts.gradients
     began, waited = time.perf_counter(), batches.reader_wait_s
+    stages = batches.stages_s()
     gradients.zero_()
     for _ in range(config.accumulation):
         micro = next(stream)
@@ -149,6 +153,11 @@ def step(
         tokens_per_s=sums[TOKENS] / parts.world.size / seconds,
         wait=(batches.reader_wait_s - waited) / seconds,
         seconds=seconds,
+        stages={
+            name: min(1.0, (total_s - stages[name]) / seconds)
+            for name, total_s in batches.stages_s().items()
+        },
+        memory_gb=parts.memory_gb(),
     )
     return done, parts.schedule.after(micro.position), sums[STOP] > 0
 

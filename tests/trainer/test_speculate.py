@@ -7,7 +7,7 @@ import torch
 
 from trainer.model.drafter import Drafter, DrafterConfig
 from trainer.model.target import Target
-from trainer.speculate import generate, generate_plain, generate_with
+from trainer.speculate import generate, generate_plain, generate_with, replay, walk
 
 PROMPT = [5, 9, 33, 12]
 LENGTH = 60
@@ -134,3 +134,32 @@ def test_one_token_needs_no_block(target):
     found = generate(target, random_drafter(target), PROMPT, max_new_tokens=1)
     assert found.tokens == generate_plain(target, PROMPT, max_new_tokens=1)
     assert (found.lengths, found.blocks, found.mean_length) == ((), 0, 0.0)
+
+
+@pytest.mark.parametrize("kind", [{}, {"sliding_layers": 1, "sliding_window": 7}])
+@pytest.mark.parametrize("zero_features", [False, True])
+def test_replay_finds_the_lengths_of_real_decoding(target, kind, zero_features):
+    drafter = random_drafter(target, **kind)
+    for start in (3, 20, 41):
+        prompt = [start, start + 1, 12]
+        wanted = generate(target, drafter, prompt, max_new_tokens=47, zero_features=zero_features)
+        got = replay(
+            target, drafter, prompt, wanted.tokens, zero_features=zero_features, at_once=10
+        )
+        assert got == wanted
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 14, 15, 16, 40])
+@pytest.mark.parametrize("slots", [[6], [1], [3, 6, 1, 2, 6, 5], [2, 6]])
+def test_walk_counts_as_real_decoding_does(target, length, slots):
+    truth = list(generate_plain(target, PROMPT, max_new_tokens=60))
+    errors = (slots * 60)[:60]  # of the block behind each token
+
+    class ByPlace(Stub):
+        def propose(self, anchor):
+            self.errors = [errors[sum(self.fed) - len(PROMPT)]]
+            return super().propose(anchor)
+
+    wanted = generate_with(target, ByPlace(truth, 6, []), PROMPT, max_new_tokens=length)
+    right = [min(errors[at] - 1, 5, length - 1 - at) for at in range(length - 1)]
+    assert walk(tuple(truth[:length]), right) == wanted

@@ -14,11 +14,11 @@ import pytest
 from tests.trainer import made
 from trainer.record import metrics
 from trainer.record import status as record
-from trainer.record.status import Status, Step, folder_of, release_digest
+from trainer.record.status import Status, Step, Trialled, folder_of, release_digest
 
 DONE = Step(
     step=1240, steps=20000, epoch=0, loss=2.7134, accepted=3.4211, norm=0.812, rate=5.9e-4,
-    tokens_per_s=12_390.0, wait=0.0034, seconds=0.61,
+    tokens_per_s=12_390.0, wait=0.0034, seconds=0.61, stages={"wait_target": 0.25}, memory_gb=1.5,
 )  # fmt: skip
 
 
@@ -117,8 +117,23 @@ def test_metrics_are_one_object_a_step_appended(tmp_path):
         kept.close()
     assert json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[1]) == {
         "step": 2, "loss": 2.7134, "accepted": 3.4211, "norm": 0.812, "rate": 5.9e-4,
-        "tokens_per_s": 12_390.0, "wait": 0.0034, "epoch": 0, "time": 7.0,
+        "tokens_per_s": 12_390.0, "wait": 0.0034, "wait_target": 0.25, "memory_gb": 1.5,
+        "epoch": 0, "time": 7.0,
     }  # fmt: skip
+
+
+def test_a_trial_stands_in_the_line_of_its_step_and_has_one_of_its_own(tmp_path):
+    tried = Trialled(samples=32, accepted=2.444, lengths=(30, 50, 20), seconds=1.26)
+    kept = metrics.Metrics(tmp_path)
+    kept.step(DONE, tried)
+    kept.close()
+    held = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert (held["step"], held["eval_accepted"], held["eval_samples"]) == (1240, 2.444, 32)
+    assert held["eval_first"] == pytest.approx(0.7)
+    assert held["eval_lengths"] == [30, 50, 20]
+    assert metrics.trial_line(tried, DONE, 16) == (
+        "eval  step 1,240/20,000  accepted 2.44/16  first token right 70.0%  32 samples  1.3 s"
+    )
 
 
 def test_they_go_to_the_runs_own_folder():
@@ -147,9 +162,7 @@ def release(tmp_path):
 
 
 def digest_of(folder):
-    script = (
-        "import trainer.errors; from trainer.record.status import release_digest as d; print(d())"
-    )
+    script = "import trainer.errors; from trainer.record.status import release_digest as d; print(d())"
     done = subprocess.run(
         [sys.executable, "-B", "-c", script], cwd=folder, env=made.environment(PYTHONPATH=""),
         capture_output=True, text=True, check=True,

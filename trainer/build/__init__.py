@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,6 +11,7 @@ import torch
 from trainer.build import data
 from trainer.build.resuming import resumed
 from trainer.build.run import TOKENS, Run
+from trainer.build.trial import Trial, prompts_as_samples, rows_as_samples
 from trainer.data.batching import PADDED, Plan, Position, Schedule
 from trainer.errors import InputError
 from trainer.model.drafter import Drafter, DrafterConfig
@@ -55,6 +57,7 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
     store = data.checked(store, config, vocab_size=target.vocabulary)
     for line in data.told(store):
         say(f"data      {line}")
+    store, held = data.divided(store, config)
     chosen = data.layout(config, target)
     pause()
     shape = _drafter_config(config, target, store)
@@ -65,7 +68,19 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
     run = assembled(settled, world, store, target, shape, dtype=dtype)
     say(f"drafter   {_count(run.drafter):,} parameters, mask token {shape.mask_token_id}")
     pause()
+    if config.eval_interval and world.first:
+        run = dataclasses.replace(run, trial=_trial(config, held, target, say))
+        pause()
     return resumed(run, say, any_layout=config.layout == data.AUTO)
+
+
+def _trial(config: TrainConfig, held: TokenStore | None, target: Target, say: Say) -> Trial:
+    samples = rows_as_samples(held) if held is not None else []
+    if config.eval_prompts:
+        samples += prompts_as_samples(target, Path(config.eval_prompts), say)
+    made = Trial.of(samples, target)
+    say(f"eval      {len(made.held):,} samples, every {config.eval_interval:,} steps")
+    return made
 
 
 def assembled(
@@ -132,11 +147,17 @@ def _drafter_config(config: TrainConfig, target: Target, store: TokenStore) -> D
             rope_theta=shape.rope_theta,
             eps=shape.eps,
             max_positions=shape.max_positions,
-            sliding_layers=config.draft_layers - 1 if config.sliding_window else 0,
+            sliding_layers=_sliding_layers(config),
             sliding_window=config.sliding_window or None,
         )
     except ValueError as error:
         raise InputError(f"drafter: {error}") from error
+
+
+def _sliding_layers(config: TrainConfig) -> int:
+    if not config.sliding_window:
+        return 0
+    return config.sliding_layers if config.sliding_layers >= 0 else config.draft_layers - 1
 
 
 def _dtype(config: TrainConfig, world: World) -> torch.dtype:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from trainer.data import arrow
 from trainer.data.batching import PACKED, PADDED
+from trainer.data.holdout import held_out
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ def checked(store: TokenStore, config: TrainConfig, *, vocab_size: int) -> Token
     if config.data_check == "lazy":
         return dataclasses.replace(store, vocab_size=vocab_size)
     return arrow.scanned(store, config.data_dir, vocab_size=vocab_size)
+
+
+def divided(store: TokenStore, config: TrainConfig) -> tuple[TokenStore, TokenStore | None]:
+    """What is trained on, and the rows that are kept from it; None where none are.
+
+    Raises:
+        InputError: nothing would be left to train on.
+    """
+    return held_out(store, config.eval_rows) if config.eval_rows else (store, None)
 
 
 def layout(config: TrainConfig, target: Target) -> str:

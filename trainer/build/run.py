@@ -6,14 +6,15 @@ Shapes: T slots of a micro-batch, N anchors, Q block tokens, H hidden size, F fe
 from __future__ import annotations
 
 import dataclasses
+import resource
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch.nn import functional
 
+from trainer.build.trial import Ends
 from trainer.data.batching import Batch, Plan, Position, Schedule, assemble
 from trainer.model import anchors
 from trainer.model.loss import block_loss
@@ -22,16 +23,19 @@ from trainer.update.gradients import NON_FINITE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from trainer.build.trial import Trial
     from trainer.config import TrainConfig
     from trainer.data.arrow import TokenStore
     from trainer.model.drafter import Drafter
     from trainer.model.loss import Weigh
     from trainer.model.target import Target
+    from trainer.record.status import Trialled
     from trainer.update.gradients import FlatGradients
     from trainer.update.optimizer import AdamW
     from trainer.world import World
@@ -94,6 +98,8 @@ class Run:
     weigh: Weigh
     resumed_from: Path | None = None
     """The checkpoint it goes on from."""
+    trial: Trial | None = None
+    """What the drafter is measured on as it trains; on the first rank alone."""
 
     def batches(self) -> Pipeline:
         """This pair's micro-batches from `start` on, as a pipeline that is not started yet."""
@@ -121,6 +127,20 @@ class Run:
         self.gradients.extra_E[ACCEPTED] += loss.accepted * loss.blocks
         self.gradients.extra_E[BLOCKS] += loss.blocks
         self.gradients.extra_E[TOKENS] += micro.tokens
+
+    def try_out(self, step: int, *, last: bool) -> Trialled | None:
+        """Measure the drafter, where a trial is due after `step` steps."""
+        if self.trial is None or not (last or step % self.config.eval_interval == 0):
+            return None
+        embedding_VH = self.target.embedding_VH.to(self.world.device)
+        return self.trial.measure(self.drafter, Ends(embedding_VH, self.head_VH))
+
+    def memory_gb(self) -> float:
+        """Most memory that was ever in use: of the fullest GPU, or of this process on a CPU."""
+        devices = {self.world.device, self.world.target_device}
+        if self.world.device.type == "cuda":
+            return max(map(torch.cuda.max_memory_allocated, devices)) / 1e9
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
     def data_facts(self) -> dict[str, str | int]:
         """What decides which rows make which micro-batch; a position means nothing without it."""

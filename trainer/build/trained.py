@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from trainer.config import Parser
 from trainer.data import arrow
 from trainer.errors import InputError
 from trainer.export import export
+from trainer.flags import Parser
 from trainer.model.drafter import Drafter, DrafterConfig
 from trainer.model.target import Target
 from trainer.record import checkpoint

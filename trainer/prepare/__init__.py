@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 import transformers
 
-from trainer.config import Parser
 from trainer.errors import InputError
+from trainer.flags import Parser
 from trainer.model.target import Target, convert
 from trainer.prepare.completions import complete, in_template
 from trainer.prepare.dataset import refuse_existing, write_dataset
