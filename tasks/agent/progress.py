@@ -13,6 +13,12 @@ from .lease import watching
 from .root import Root, root_of
 
 LAST_LINES = 3
+TOLD = {
+    "crashed": "died",
+    "exited": "ended",
+    "stalled": "stalled",
+    "deadline": "made none in its time",
+}
 LOOK_S = 0.05
 """An early death is told within so much of it, and so many seconds cost next to nothing."""
 
@@ -63,8 +69,11 @@ def _run(root: Root, arguments: Dict[str, Any]) -> runs.Run:
     if pair is not None and len(pair) == 2 and not run.spec:
         wanted = [pair[0] or on_host(root)[0], pair[1]]
         for other in runs.living(root):
-            if [other.spec.get("release"), other.spec.get("spec_digest")] == wanted:
+            if list(previous.pair(other)) == wanted:
                 return other
+    back = want(arguments, "back", dict, default=None)
+    if back is not None and not run.spec:
+        return previous.choose(root, back)
     return run
 
 
@@ -75,7 +84,8 @@ def _no_step(desk: Desk, why: str, run: runs.Run, known: Dict[str, Any]) -> Refu
     words = f": {lines[-1]}" if lines else ""
     return Refused(
         "no-first-step",
-        f"run {run.run_id}: no first step ({why}; {known['detail']}){words}; see `fab logs`",
+        f"run {run.run_id} {TOLD[why]}: {known['detail']}{words};"
+        f" see `fab logs --run {run.run_id}`",
         why=why,
         state=known["state"],
         run_id=run.run_id,

@@ -81,9 +81,10 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
           spec_digest?, checkpoint?, started?, left_over: [pid]}
          state: starting, training, "training, unsupervised", stalled, finished, crashed, killed,
          lost, absent; release is what was launched, running_release what the trainer imported
-    await_progress   {root, run_id, pair?, seconds?}
+    await_progress   {root, run_id, pair?, back?, seconds?}
       -> {run_id, step, loss, seconds, phase, last_lines}; P frames {phase, step}
-         pair: when run_id is unknown, the live run of that pair will do
+         pair, back: when run_id is unknown, the live run of that pair will do, or what put_back
+         finds to be there already
          E no-first-step, data {why: "crashed"|"exited"|"deadline"|"stalled", exit?, last_lines,
          state, run_id}; "deadline" after `seconds`, or 1 s before the request's deadline.
          With a lease, the run is marked as given up: {root}/runs/ID/failed.json

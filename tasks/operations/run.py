@@ -150,7 +150,12 @@ def await_progress(host: Host, run: Run, link: Link) -> Effect:
 
     reply = link.ask(
         "await_progress",
-        {"root": host.root, "run_id": run.id, "pair": _pair(host, run)},
+        {
+            "root": host.root,
+            "run_id": run.id,
+            "pair": _pair(host, run),
+            "back": run.back and run.back.words(),
+        },
         # The host gives up a second before its own deadline, which is 2 s before ours.
         deadline=limit + 3,
         by=run.by.words(),
