@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
+from . import hidden as secrets
 from . import history, launch, outputs, previous, runs
 from .desk import Desk, Refused, want
 from .lease import changing
@@ -30,7 +31,8 @@ def put_back(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             if not want(arguments, "dry", bool, default=False):
                 raise launch.in_the_way(other)
         record = like.spec
-        what = launch.What(record["release"], record["spec"], record["spec_digest"], hidden)
+        mine = secrets.chosen(hidden, record)
+        what = launch.What(record["release"], record["spec"], record["spec_digest"], mine)
         folder = what.spec.output_dir
         left = _left(root, back)
         added = {"instead_of": left, "like": like.run_id}

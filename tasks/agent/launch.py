@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 from typing import Any, Dict, List, NamedTuple
 
+from . import hidden as secrets
 from . import history, keeper, outputs, previous, processes, pruning, runs
 from .current import deployed
 from .desk import Desk, Refused, want
 from .lease import changing
 from .machine import boottime, utc
 from .root import TEMPORARY, Root, flush_folder, point, remove
-from .spec import Spec, texts
+from .spec import Spec
 
 
 class What(NamedTuple):
@@ -29,9 +29,7 @@ class What(NamedTuple):
     def spec(self) -> Spec:
         """The settings, checked. Raises Refused, bad-request."""
         spec = Spec(self.plain)
-        texts(list(self.hidden.values()), "secrets")
-        if sorted(self.hidden) != sorted(spec.secret_names):
-            raise Refused("bad-request", "secrets: are not those that spec.secret_names names")
+        secrets.check(self.hidden, spec.secret_names)
         return spec
 
 
@@ -54,7 +52,8 @@ def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         if not os.path.isfile(os.path.join(root.release(digest), "MANIFEST.json")):
             raise Refused("refused", f"{digest[:12]}: is not on this host; run `fab sync`")
         for other in runs.living(root):
-            if accepted and healthy(other) and previous.pair(other) == (digest, spec_digest):
+            alike = previous.pair(other) == (digest, spec_digest)
+            if accepted and alike and secrets.same(other.spec, hidden) and healthy(other):
                 return unchanged(other)
             raise in_the_way(other)
         if want(arguments, "dry", bool, default=False):
@@ -101,7 +100,7 @@ def begin(desk: Desk, root: Root, run: runs.Run, what: What, **added: Any) -> Di
         "release": what.digest,
         "spec_digest": what.spec_digest,
         "spec": what.plain,
-        "secrets": {name: _salted(value) for name, value in what.hidden.items()},
+        "secrets": {name: secrets.salted(value) for name, value in what.hidden.items()},
         "by": desk.by,
         "when": utc(),
         "boottime": boottime(),
@@ -179,11 +178,6 @@ def unchanged(run: runs.Run) -> Dict[str, Any]:
         "started": known["started"],
         "state": known["state"],
     }
-
-
-def _salted(value: str) -> Dict[str, str]:
-    salt = secrets.token_hex(16)
-    return {"salt": salt, "sha256": hashlib.sha256((salt + value).encode()).hexdigest()}
 
 
 def _check_devices(root: Root, devices: List[int]) -> None:

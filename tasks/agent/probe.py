@@ -11,9 +11,9 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional
 
-from . import current, gpus, lease, machine, runs
-from .desk import Desk, want
-from .root import TEMPORARY, expand, program, root_of
+from . import current, gpus, hidden, lease, machine, previous, runs
+from .desk import Desk, Refused, want
+from .root import TEMPORARY, Root, expand, program, root_of
 
 PYTHON_S = 30.0
 ASK_PYTHON = """
@@ -62,8 +62,20 @@ def probe(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         "lease": None if held is None else lease.public(held),
         "release": current.on_host(root)[0],
         "run": {"id": run["run_id"], "state": run["state"]},
+        "fallback": _fallback(root, want(arguments, "new_run", str, default=None)),
         "warnings": warnings,
     }
+
+
+def _fallback(root: Root, instead_of: Optional[str]) -> Optional[Dict[str, Any]]:
+    """What would be put back if the run `instead_of`, not yet launched, made no step."""
+    if instead_of is None:
+        return None
+    try:
+        record = previous.choose(root, {"instead_of": instead_of}).spec
+    except Refused:
+        return None
+    return {"release": record.get("release"), "secret_names": hidden.needed(record)}
 
 
 def _ask_python(path: str, warnings: List[str]) -> Optional[subprocess.Popen[bytes]]:
@@ -125,8 +137,8 @@ def _disk(what: str, path: str, *, write: bool) -> Dict[str, Any]:
     return found
 
 
-def trial_write(folder: str) -> Optional[str]:
-    """Write and remove a small file; what went wrong, or None.
+def trial_write(folder: str, size: int = 4096) -> Optional[str]:
+    """Write and remove a file of `size` bytes; what went wrong, or None.
 
     Access bits do not show a full, read-only or broken disk, nor what root may do over a network.
     """
@@ -135,7 +147,7 @@ def trial_write(folder: str) -> Optional[str]:
     path = os.path.join(folder, f"{TEMPORARY}trial-{os.getpid()}")
     try:
         with open(path, "xb") as file:
-            file.write(b"\0" * 4096)
+            file.write(b"\0" * size)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:

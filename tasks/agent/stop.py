@@ -8,6 +8,7 @@ import time
 from typing import Any, Dict, List, Optional, Sequence, Set
 
 from . import gpus, history, previous, processes, runs
+from . import hidden as secrets
 from .desk import Desk, Refused, want
 from .lease import changing
 from .outputs import newest, pin
@@ -49,7 +50,11 @@ def kill(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
 
 def _is_kept(run: runs.Run, keep: Dict[str, Any], like: Optional[runs.Run]) -> bool:
     meant = run.run_id == keep.get("run_id") or (like is not None and run.run_id == like.run_id)
-    if not meant and (not keep.get("pair") or list(previous.pair(run)) != keep["pair"]):
+    alike = bool(keep.get("pair")) and list(previous.pair(run)) == keep["pair"]
+    # With another value of a secret, the same release and settings are another run.
+    if not meant and not (
+        alike and secrets.same(run.spec, want(keep, "secrets", dict, default={}))
+    ):
         return False
     return runs.describe(run)["state"] in ("starting", "training")
 

@@ -28,12 +28,13 @@ neither lease nor lock is needed then. Otherwise they need the present lease's t
 request (E lease-held), and each change is one line of history.jsonl (leases are not).
 "?" marks what may be null or left out.
 
-    probe            {root, python?, target?, data?, output?, port?: int}
+    probe            {root, python?, target?, data?, output?, port?: int, new_run?: run id}
       -> {host, machine_id, boot_id, uid, user, python: {path, version, prefix, packages: {}}?,
           gpus: [{index, name, uuid, total_mib, free_mib, holders: [{pid, uid}]}],
           disks: [{what, path, free, inodes, writable?, error?}], port: {number, free, pid?}?,
           linger: {systemd, linger?, kills?}, pid1_reaps?, agent_python, lease?, release?,
-          run: {id?, state}, warnings: [str]}
+          run: {id?, state}, fallback: {release, secret_names: [str]}?, warnings: [str]}
+         fallback: what would be put back if new_run, not yet launched, made no step
     lease_acquire *  {root, seconds, why?, token?: 32 hex; else the request's lease, renew?: bool}
       -> {changed, token, who, host, why, since, seconds, left_s, boot_id, until_boottime}
          the same token again renews (changed false): give one, and a retry is safe
@@ -50,23 +51,26 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
     verify           {root, digest?, python?, spec?, back?}
          digest null: what `current` points to; back: what put_back would start, with its spec
       -> {state: "not deployed" | "deployed, not running" | "running other code" | "running this",
-          digest, run_id?, files, python_version?, imported_from?, warnings}
+          digest, run_id?, files, python_version?, imported_from?, secret_names?, warnings}
          E verify, data {differences: [str]}; also when no digest is given and nothing is deployed
     features         {root, digest?, python, env?: {}, devices?: [int], required?: [str]}
       -> {features: [{name, ok, detail, seconds}], missing: [], warnings}
          E verify, data {features, missing: [name], failing: [name]}
-    kill *           {root, grace_s?, keep?: {run_id, pair?: [digest, spec_digest]?, back?}}
+    kill *           {root, grace_s?, keep?: {run_id, pair?: [digest, spec_digest]?, back?,
+                      secrets?: {name: value}}}
       -> {changed, kept?: run id, run_id?, pid?, step?, checkpoint?: path, signals: [{pid,
           signal, what}], seconds, state?, warnings}    grace_s null: the run's own
-         keep: a run that is starting or training, and that is keep.run_id or the pair, or that
-         put_back would find to be there already, is left
+         keep: a run that is starting or training, and that is keep.run_id or the pair with the
+         same secrets, or that put_back would find to be there already, is left
     launch *         {root, run_id, digest?, spec_digest, spec, secrets?: {name: value},
                       accept_pair?: bool}
       -> {changed, run_id, pid?, started, state}
-         changed false: run_id exists (in whatever state), or accept_pair and the live run is it
+         changed false: run_id exists (in whatever state), or accept_pair and the live run is it,
+         with the same secrets
          E refused: another run lives in this root, or holds the devices; output_dir is another's
          E failed, data {errno}: the interpreter could not be started
-    put_back *       {root, run_id, back: {to?: digest or its beginning, instead_of?: run id}}
+    put_back *       {root, run_id, back: {to?: digest or its beginning, instead_of?: run id},
+                      secrets?: those of the old run, others are left}
       -> {changed, run_id, pid?, started, state, release, spec_digest, like, instead_of,
           checkpoint?: path that it begins with, aside: [path]}
          Starts a run with release and settings of an earlier one that made a step: of release
@@ -114,6 +118,7 @@ import re
 import sys
 from typing import Any, BinaryIO, Dict, Optional
 
+from . import space
 from .desk import Desk, DeskGone, Refused
 
 VERBS = {
@@ -136,8 +141,6 @@ VERBS = {
 """Verb -> module.function. A function takes (Desk, arguments) and returns the result."""
 
 OUTSIDE = (
-    errno.ENOSPC,
-    errno.EDQUOT,
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
@@ -166,6 +169,12 @@ def _request(stdin: BinaryIO) -> Optional[Dict[str, Any]]:
     if not isinstance(nonce, str) or not re.match(r"\A[0-9a-f]{32}\Z", nonce):
         return None
     return {"deadline": 60, "lease": None, "by": {}, **request}
+
+
+def _root_of(request: Dict[str, Any]) -> str:
+    """The root as it was asked for, for words about it."""
+    arguments = request.get("arguments")
+    return str(arguments.get("root")) if isinstance(arguments, dict) else "host"
 
 
 def _check(request: Dict[str, Any]) -> None:
@@ -207,8 +216,11 @@ def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
     except DeskGone:
         status = 3
     except OSError as error:
-        if error.errno in OUTSIDE:
-            where = error.filename or "host"
+        where = error.filename or _root_of(request)
+        if error.errno in space.FULL:
+            refused = space.full(where, error.errno)
+            desk.end(b"E", {"code": "failed", "text": refused.text, "data": refused.data})
+        elif error.errno in OUTSIDE:
             text = f"{where}: {error.strerror}; put that right on the host, then repeat"
             desk.end(b"E", {"code": "failed", "text": text, "data": {"errno": error.errno}})
         else:

@@ -68,6 +68,7 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         "files": len(files or []),
         "python_version": imported.get("python"),
         "imported_from": imported.get("file"),
+        "secret_names": [] if spec is None else spec.secret_names,
         "warnings": warnings,
     }
 

@@ -33,6 +33,7 @@ from tasks.cli.words import (
     Words,
     hosts_of,
     run_of,
+    with_secrets,
 )
 from tasks.errors import ConfigError, DeployError, Interrupted, visible
 
@@ -118,7 +119,8 @@ def _failed(face: Face, error: DeployError) -> int:
 def _carry_out(
     plan: Sequence[Operation], words: Words, face: Face, fallback: Sequence[Operation]
 ) -> int:
-    hosts, run = hosts_of(words), run_of(words)
+    hosts = hosts_of(words)
+    run = with_secrets(run_of(words), hosts, plan, falls_back=bool(fallback))
     names, operations = [host.name for host in hosts], [each.__name__ for each in plan]
     columns = {
         "hosts": max(map(len, names)),

@@ -7,7 +7,7 @@ import re
 import shlex
 import socket
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from tasks.errors import ConfigError, visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tasks.inventory import Host
-    from tasks.operations import Run
+    from tasks.operations import Operation, Run
 
 # Not the working directory: `fab` works from every folder below the project.
 PROJECT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,18 @@ def run_of(words: Words) -> Run:
         dry=words.dry,
         wait_lease=_seconds("--wait-lease", words.wait_lease),
     )
+
+
+def with_secrets(
+    run: Run, hosts: Sequence[Host], plan: Sequence[Operation], *, falls_back: bool
+) -> Run:
+    """Read what a plan that launches must tell its trainers. Raises ConfigError."""
+    from tasks import inventory, operations  # noqa: PLC0415  # see tasks/cli
+
+    if not {operations.launch, operations.put_back} & set(plan):
+        return run
+    secrets = inventory.resolve_secrets(hosts, os.environ)
+    return replace(run, secrets=secrets, falls_back=falls_back)
 
 
 def _seconds(flag: str, text: str) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tasks.operations.words import listed
+from tasks.operations.words import check_secrets, listed
 from tasks.outcome import Effect
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ def probe(host: Host, run: Run, link: Link) -> Effect:
     Raises:
         NotOurRoot: the root belongs to another machine or user.
         RemoteFailure: the trainer's interpreter is not there.
+        ConfigError: this desk does not have a secret of the run that would be put back.
     """
     flags = host.run.trainer
     reply = link.ask(
@@ -31,10 +32,12 @@ def probe(host: Host, run: Run, link: Link) -> Effect:
             "target": flags.get("target-model"),
             "data": flags.get("data-dir"),
             "output": flags.get("output-dir"),
+            "new_run": run.id if run.falls_back else None,
         },
         deadline=40,
         by=run.by.words(),
     )
+    check_secrets(host, run, reply.get("fallback") or {}, "what would be put back")
     gpus = reply.get("gpus") or []
     python = reply.get("python") or {}
     parts = [

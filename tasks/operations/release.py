@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tasks.errors import VerificationFailed
 from tasks.inventory import launch_spec
-from tasks.operations.words import changes, listed
+from tasks.operations.words import changes, check_secrets, listed
 from tasks.outcome import Effect
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def verify(host: Host, run: Run, link: Link) -> Effect:
 
     Raises:
         VerificationFailed: not deployed, or something differs, by name.
+        ConfigError: with `run.back`, this desk does not have a secret that the old run needs.
     """
     reply = link.ask(
         "verify",
@@ -93,5 +94,7 @@ def verify(host: Host, run: Run, link: Link) -> Effect:
             f"run `fab sync --host {host.name}`",
             facts=reply,
         )
+    if run.back:
+        check_secrets(host, run, reply, "the run that is to come back")
     which = "" if run.release else f"release {str(reply.get('digest'))[:12]}, "
     return Effect(changed=False, detail=f"{which}{state}{listed(reply)}", facts=reply)

@@ -42,6 +42,8 @@ def kill(host: Host, run: Run, link: Link) -> Effect:
     """
     keep: dict[str, object] = {"run_id": run.id, "pair": _pair(host, run), "back": None}
     grace = host.run.grace_seconds
+    if keep["pair"]:
+        keep["secrets"] = run.secrets.of(host.name)
     if run.back and run.back.instead_of:
         grace = min(grace, FAILED_GRACE_S)
     elif run.back:
@@ -83,7 +85,7 @@ def launch(host: Host, run: Run, link: Link) -> Effect:
         "digest": run.digest,
         "spec_digest": spec_digest(spec),
         "spec": spec,
-        "secrets": {},
+        "secrets": run.secrets.of(host.name),
         "accept_pair": pair is not None,
         "dry": run.dry,
     }
@@ -111,7 +113,7 @@ def put_back(host: Host, run: Run, link: Link) -> Effect:
         "root": host.root,
         "run_id": run.id,
         "back": run.back.words(),
-        "secrets": {},
+        "secrets": run.secrets.of(host.name),
         "dry": run.dry,
     }
     reply = link.ask("put_back", arguments, deadline=60, lease=run.lease, by=run.by.words())

@@ -6,6 +6,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from tasks.errors import ConfigError, visible
+from tasks.inventory import Secrets
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from datetime import datetime
@@ -59,6 +62,10 @@ class Run:
     back: Back | None = None
     """What ran before should run again; `release` is None then."""
     by: By = field(default_factory=By)
+    secrets: Secrets = field(default_factory=Secrets)
+    """What the trainers of the hosts need to be told; read before any host was touched."""
+    falls_back: bool = False
+    """What trained before is put back where the new run makes no step."""
     fresh: bool = False
     """A new run, even where a healthy one already is this release with these settings."""
     dry: bool = False
@@ -77,6 +84,30 @@ class Run:
         """Give the release, which this operation cannot do without."""
         assert self.release is not None, "a plan with this operation needs Run(release=...)"
         return self.release
+
+
+def check_secrets(host: Host, run: Run, reply: Mapping[str, object], whose: str) -> None:
+    """Refuse, before anything changes, what would lack a secret once it is put back.
+
+    Args:
+        host: where.
+        run: what is done.
+        reply: names the secrets that the old run was launched with.
+        whose: how a person calls that run.
+
+    Raises:
+        ConfigError: hosts.yaml does not say where this desk has one of them.
+    """
+    names = reply.get("secret_names")
+    known = run.secrets.of(host.name)
+    for name in names if isinstance(names, list) else ():
+        if name not in known:
+            raise ConfigError(
+                host.name,
+                f"{whose} needs the secret {visible(str(name))}, which hosts.yaml does not name",
+                "name it under `secrets` of the run"
+                + (", or give --no-rollback" if run.falls_back else ""),
+            )
 
 
 F = TypeVar("F", bound="Callable[..., Effect]")

@@ -36,7 +36,7 @@ class Scripted:
         self.time, self.calls, self.answers = time, list(calls), list(answers)
         self.questions, self.opened, self.closed = [], 0, 0
 
-    def call(self, host, hops, if_down, *, left):
+    def call(self, host, hops, if_down, *, left, **_):
         assert left() > 0
         took, wrong = self.calls.pop(0) if self.calls else (0.1, None)
         self.time.now += took
