@@ -63,6 +63,20 @@ def contained(_contained):
 
 
 @pytest.fixture
+def tell(request):
+    """`tell(text)`: a line with what was counted, shown however quiet the run is."""
+    plugins = request.config.pluginmanager
+    reporter, capture = map(plugins.get_plugin, ("terminalreporter", "capturemanager"))
+
+    def say(text):
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(text)
+
+    return say
+
+
+@pytest.fixture
 def notes():
     """What links told a person."""
     return []

@@ -24,7 +24,9 @@ made for the real trainer starts this one. Faults of `train`:
     --hang-before-first-step    stays in phase `loading`
     --load-seconds S            time spent in phase `loading`
     --chatter BYTES             as much text in the log at each step
+    --burn                      steps are computed, not slept, and every other CPU is kept busy
 
 Children end by themselves after 120 s, whatever a test forgets. Environment of `features`:
-STUB_MISSING and STUB_FAILING name one feature each; STUB_HANG=1 never answers.
+STUB_MISSING and STUB_FAILING name one feature each; STUB_HANG=1 never answers; STUB_BURN=S computes
+on every CPU for S seconds first.
 """

@@ -28,6 +28,7 @@ def features() -> int:
     print("some library greets on stdout", flush=True)
     if os.environ.get("STUB_HANG"):
         time.sleep(120)
+    faults.burn(float(os.environ.get("STUB_BURN", "0")))
     missing, failing = os.environ.get("STUB_MISSING"), os.environ.get("STUB_FAILING")
     found = [
         {
@@ -68,6 +69,7 @@ def train(words: list[str]) -> int:
         "bare-child",
         "exit-before-first-step",
         "hang-before-first-step",
+        "burn",
     ):
         parser.add_argument("--" + flag, action="store_true")
     known, _unknown = parser.parse_known_args(words)

@@ -89,7 +89,12 @@ class Loop:
             raise RuntimeError(f"planted at step {number}")
         if number == wanted.die_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(600 if number == wanted.hang_at else wanted.step_seconds)
+        if wanted.burn:
+            end = time.process_time() + wanted.step_seconds
+            while time.process_time() < end:
+                sum(range(5_000))
+        else:
+            time.sleep(600 if number == wanted.hang_at else wanted.step_seconds)
         self.loss = math.nan if number == wanted.nan_at else 3.0 / number
         self.step, self.stepped_at = number, boottime()
         self.durations = [*self.durations[-19:], time.monotonic() - began]

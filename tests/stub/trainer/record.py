@@ -13,7 +13,6 @@ import sys
 import time
 from pathlib import Path
 
-
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
