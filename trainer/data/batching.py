@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +30,7 @@ WINDOW = 4096
 PACKED, PADDED = "packed", "padded"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Batch:
+class Batch(NamedTuple):
     """One micro-batch: documents end to end in T slots; what is left at the end is padding."""
 
     ids_T: Int64
@@ -209,17 +208,14 @@ def assemble(store: TokenStore, rows: Int64, *, budget: int, epoch: int, number:
     trainable_T = np.empty(budget, np.bool_)
     starts = store.fill(rows, ids_T, trainable_T)
     tokens = int(starts[-1])
-    document_T = np.empty(budget, np.int32)
-    position_T = np.empty(budget, np.int64)
-    count_T, at = _counting(budget), 0
-    for document, end in enumerate(starts[1:].tolist()):
-        document_T[at:end] = document
-        position_T[at:end] = count_T[: end - at]
-        at = end
     ids_T[tokens:] = 0
     trainable_T[tokens:] = False
-    document_T[tokens:] = -1
-    position_T[tokens:] = 0
+    lengths = (starts[1:] - starts[:-1]).tolist()
+    documents = np.arange(len(lengths) + 1, dtype=np.int32)
+    documents[-1] = -1
+    count_T, zero_T = _counting(budget)
+    document_T = documents.repeat([*lengths, budget - tokens])
+    position_T = np.concatenate([*(count_T[:length] for length in lengths), zero_T[tokens:]])
     return Batch(
         ids_T=ids_T, trainable_T=trainable_T, document_T=document_T, position_T=position_T,
         starts_D1=starts.astype(np.int32), tokens=tokens, epoch=epoch, number=number,
@@ -227,5 +223,5 @@ def assemble(store: TokenStore, rows: Int64, *, budget: int, epoch: int, number:
 
 
 @functools.lru_cache(maxsize=4)
-def _counting(budget: int) -> Int64:
-    return np.arange(budget)
+def _counting(budget: int) -> tuple[Int64, Int64]:
+    return np.arange(budget), np.zeros(budget, np.int64)

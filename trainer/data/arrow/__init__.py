@@ -7,6 +7,7 @@ where each row lies.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,7 @@ from trainer.data.arrow.columns import ALL, Rows, rows_of
 from trainer.data.arrow.containers import batches, indices
 from trainer.data.arrow.discover import Found, find
 from trainer.data.arrow.scan import USELESS, scan
-from trainer.data.arrow.store import Index, TokenStore
+from trainer.data.arrow.store import ROW, TokenStore
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def load(
             row += batch.num_rows
     index, first_C = _joined(parts)
     if found.indices:
-        index = index.take(_order(found, len(index.lengths_R)))
+        index = index[_order(found, len(index))]
     store = TokenStore(
         chunks=tuple(each.chunk for each in parts),
         first_C=first_C,
@@ -84,7 +85,7 @@ def scanned(store: TokenStore, data_dir: str | Path, *, vocab_size: int | None) 
 
 
 def _not_empty(store: TokenStore, data_dir: str | Path) -> TokenStore:
-    if len(store.index.lengths_R):
+    if len(store.index):
         return store
     left_out = ", ".join(f"{count:,} {why}" for why, count in store.dropped.items())
     raise InputError(
@@ -93,16 +94,18 @@ def _not_empty(store: TokenStore, data_dir: str | Path) -> TokenStore:
     )
 
 
-def _joined(parts: list[Rows]) -> tuple[Index, Int64]:
-    counts = [len(each.lengths_R) for each in parts]
-    first_C = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+def _joined(parts: list[Rows]) -> tuple[npt.NDArray[np.void], Int64]:
+    first_C = np.concatenate([[0], np.cumsum([len(each.lengths_R) for each in parts])])
+    first_C = first_C.astype(np.int64)
     total = int(first_C[-1])
-    index = Index(
-        ids_R=np.concatenate([*(each.ids_R for each in parts), _NO_ROWS]),
-        mask_R=np.concatenate([*(each.mask_R for each in parts), _NO_ROWS]),
-        lengths_R=np.concatenate([*(each.lengths_R for each in parts), _NO_ROWS]).astype(np.int32),
-        number_R=np.arange(total, dtype=np.int32 if total < 2**31 else np.int64),
-    )
+    if total >= 2**31:
+        raise InputError(f"--data-dir: holds {total:,} rows; give fewer than {2**31:,}")
+    index = np.empty(total, ROW)
+    index["number"] = np.arange(total)
+    for first, each in zip(first_C[:-1].tolist(), parts, strict=True):
+        span = slice(first, first + len(each.lengths_R))
+        index["ids"][span], index["mask"][span] = each.ids_R, each.mask_R
+        index["length"][span] = each.lengths_R
     return index, first_C[:-1]
 
 
@@ -119,8 +122,7 @@ def _order(found: Found, rows: int) -> Int64:
 
 def _within(store: TokenStore, budget: int, overlong: str) -> TokenStore:
     # What lengths alone decide; no token is read.
-    index = store.index
-    lengths = index.lengths_R
+    index, lengths = store.index, store.index["length"]
     over = np.flatnonzero(lengths > budget)
     if overlong == "error" and len(over):
         row = int(over[0])
@@ -128,27 +130,21 @@ def _within(store: TokenStore, budget: int, overlong: str) -> TokenStore:
             f"{store.place_of(row)}: {lengths[row]:,} tokens; raise --token-budget above"
             f" {budget:,}, or give --overlong truncate (or drop)"
         )
-    cut = over if overlong == "truncate" else over[:0]
     kept = lengths >= 2
     dropped = Counter({"empty": int((lengths == 0).sum()), USELESS: int((lengths == 1).sum())})
     if overlong == "drop":
         kept[over] = False
         dropped["longer than the token budget"] = len(over)
-    cut_numbers = index.number_R[cut].astype(np.int64)
-    index = Index(
-        ids_R=index.ids_R,
-        mask_R=index.mask_R,
-        lengths_R=np.minimum(lengths, budget).astype(np.int32),
-        number_R=index.number_R,
+        over = over[:0]
+    cut_numbers = index["number"][over].astype(np.int64)
+    # The index is ours alone yet.
+    index["length"][over] = budget
+    return dataclasses.replace(
+        store,
+        index=index if kept.all() else index[kept],
+        dropped=dict(+dropped),
+        cut_numbers=cut_numbers,
     )
-    return _with(store, index if kept.all() else index.take(kept), +dropped, cut_numbers)
-
-
-def _with(store: TokenStore, index: Index, dropped: Counter[str], cut_numbers: Int64) -> TokenStore:
-    return TokenStore(
-        chunks=store.chunks, first_C=store.first_C, index=index, dropped=dict(dropped),
-        cut_numbers=cut_numbers, notes=store.notes, vocab_size=store.vocab_size,
-    )  # fmt: skip
 
 
 def _decoded(parts: list[Rows]) -> tuple[str, ...]:
@@ -162,6 +158,3 @@ def _decoded(parts: list[Rows]) -> tuple[str, ...]:
         f" {size / 2**30:.2f} GiB in each process"
     )
     return (note,)
-
-
-_NO_ROWS: Int64 = np.zeros(0, np.int64)

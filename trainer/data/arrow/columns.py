@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +27,7 @@ PROMPTS = ("prompt_length", "prompt_len")
 ALL = (*IDS, *MASKS, LABELS, *PROMPTS)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
+class Rows(NamedTuple):
     """The rows of one record batch, all of them."""
 
     chunk: Chunk
@@ -66,9 +64,9 @@ def rows_of(batch: pa.RecordBatch, path: Path, first_row: int, mapped: Mapped | 
     if mask_name in PROMPTS:
         return _by_prompt(batch, told, ids, mask_name, mapped)
     mask = told.spans(batch, mask_name, bools=True)
-    wrong = np.flatnonzero(ids.lengths_R != mask.lengths_R)
-    if len(wrong):
-        row = int(wrong[0])
+    differ_R = ids.lengths_R != mask.lengths_R
+    if differ_R.any():
+        row = int(np.argmax(differ_R))
         raise InputError(
             f"{path}: row {first_row + row:,}: {ids.lengths_R[row]:,} {ids_name} but"
             f" {mask.lengths_R[row]:,} {mask_name}; make them as long"

@@ -5,8 +5,7 @@ Shapes: R rows of one record batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,21 +23,17 @@ class WrongColumnError(Exception):
         super().__init__(text)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Spans:
+class Spans(NamedTuple):
     """Row r is `values[starts_R[r]:starts_R[r] + lengths_R[r]]`; in bits, where `bits`."""
 
     values: npt.NDArray[Any]
     starts_R: Int64
     lengths_R: Int64
     """0 where a row is null."""
+    address: int
+    """Where the values lie in memory."""
     bits: bool = False
     """Values are packed by eight, the lowest bit first."""
-
-    @property
-    def address(self) -> int:
-        """Where the values lie in memory."""
-        return int(self.values.__array_interface__["data"][0])
 
 
 def spans(column: pa.Array, *, bools: bool = False) -> Spans:
@@ -48,40 +43,40 @@ def spans(column: pa.Array, *, bools: bool = False) -> Spans:
         WrongColumnError: it holds something else, or is damaged.
     """
     kind = column.type
-    if isinstance(column, pa.ExtensionArray):
+    layout = _LAYOUTS.get(kind.id)
+    if layout is None and isinstance(column, pa.ExtensionArray):
         return spans(column.storage, bools=bools)
-    if pa.types.is_dictionary(kind):
+    if layout is None and pa.types.is_dictionary(kind):
         return _chosen(spans(column.dictionary, bools=bools), column)
-    listed = any(is_it(kind) for is_it in _LISTS)
-    inner: Any = kind.value_type if listed else None
-    if listed and pa.types.is_dictionary(inner):
+    inner: Any = kind.value_type if layout else None
+    if layout and pa.types.is_dictionary(inner):
         inner = inner.value_type
-    if not listed or not (pa.types.is_integer(inner) or (bools and pa.types.is_boolean(inner))):
+    if layout is None or not (pa.types.is_integer(inner) or (bools and pa.types.is_boolean(inner))):
         raise WrongColumnError(f"is {kind}; lists of integers are needed")
     try:
         # Constant time: are the buffers as long as they should be?
         column.validate()
     except pa.ArrowException as error:
         raise WrongColumnError(f"is damaged: {' '.join(str(error).split())}") from error
-    starts_R, lengths_R = _offsets(column)
+    child = column.values
+    starts_R, lengths_R = _offsets(column, layout)
     if column.null_count:
         present = np.asarray(column.is_valid().to_numpy(zero_copy_only=False))
         # What stands under a null row means nothing, its offsets included.
         starts_R, lengths_R = np.where(present, starts_R, 0), np.where(present, lengths_R, 0)
-    child = column.values
-    _check_bounds(starts_R, lengths_R, len(child))
+    ordered = not (column.null_count or layout.sizes)
+    _check_bounds(starts_R, lengths_R, len(child), ordered=ordered)
     if pa.types.is_dictionary(child.type):
         child = child.dictionary_decode()
     if child.null_count:
         _refuse_null(child, starts_R, lengths_R)
+    buffer, first = child.buffers()[1], child.offset
+    address = 0 if buffer is None else buffer.address
     if pa.types.is_boolean(child.type):
-        packed = _view(child.buffers()[1], np.dtype(np.uint8))
-        return Spans(
-            values=packed, starts_R=starts_R + child.offset, lengths_R=lengths_R, bits=True
-        )
-    values = _view(child.buffers()[1], np.dtype(child.type.to_pandas_dtype()))
-    values = values[child.offset : child.offset + len(child)]
-    return Spans(values=values, starts_R=starts_R, lengths_R=lengths_R)
+        packed = _view(buffer, np.dtype(np.uint8))
+        return Spans(packed, starts_R + first, lengths_R, address, bits=True)
+    values = _view(buffer, np.dtype(child.type.to_pandas_dtype()))
+    return Spans(values[first : first + len(child)], starts_R, lengths_R, address)
 
 
 def integers(column: pa.Array) -> Int64:
@@ -98,39 +93,59 @@ def integers(column: pa.Array) -> Int64:
     return np.asarray(column.to_numpy(zero_copy_only=False)).astype(np.int64)
 
 
-_LISTS = (
-    pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list,
-    pa.types.is_list_view, pa.types.is_large_list_view,
-)  # fmt: skip
+class _Layout(NamedTuple):
+    """How a kind of list says where its rows are."""
+
+    offset: np.dtype[Any]
+    sizes: bool = False
+    """They stand beside the offsets, so that rows may lie anywhere."""
+    fixed: bool = False
+    """All rows are as long, and nothing is stored."""
 
 
-def _offsets(column: pa.Array) -> tuple[Int64, Int64]:
-    kind, rows, first = column.type, len(column), column.offset
+_NARROW, _WIDE = np.dtype(np.int32), np.dtype(np.int64)
+_LAYOUTS = {
+    pa.list_(pa.int32()).id: _Layout(_NARROW),
+    pa.large_list(pa.int32()).id: _Layout(_WIDE),
+    pa.list_(pa.int32(), 1).id: _Layout(_WIDE, fixed=True),
+    pa.list_view(pa.int32()).id: _Layout(_NARROW, sizes=True),
+    pa.large_list_view(pa.int32()).id: _Layout(_WIDE, sizes=True),
+}
+
+
+def _offsets(column: pa.Array, layout: _Layout) -> tuple[Int64, Int64]:
+    rows, first = len(column), column.offset
     if not rows:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    if pa.types.is_fixed_size_list(kind):
-        # No offsets are stored; a null row takes up its place all the same.
-        starts = (first + np.arange(rows, dtype=np.int64)) * kind.list_size
-        return starts, np.full(rows, kind.list_size, np.int64)
-    wide = pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind)
-    dtype = np.dtype(np.int64 if wide else np.int32)
+    if layout.fixed:
+        # A null row takes up its place all the same.
+        size = column.type.list_size
+        return (first + np.arange(rows, dtype=np.int64)) * size, np.full(rows, size, np.int64)
     buffers = column.buffers()
     # buffers() are those of the array before it was sliced; its offset alone says where it begins.
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        starts = _view(buffers[1], dtype)[first : first + rows].astype(np.int64)
-        return starts, _view(buffers[2], dtype)[first : first + rows].astype(np.int64)
-    bounds = _view(buffers[1], dtype)[first : first + rows + 1].astype(np.int64)
-    return bounds[:-1], np.diff(bounds)
+    if layout.sizes:
+        starts, lengths = (
+            _view(each, layout.offset)[first : first + rows] for each in buffers[1:3]
+        )
+        return starts.astype(np.int64), lengths.astype(np.int64)
+    bounds = _view(buffers[1], layout.offset)[first : first + rows + 1].astype(np.int64)
+    return bounds[:-1], bounds[1:] - bounds[:-1]
 
 
-def _check_bounds(starts_R: Int64, lengths_R: Int64, count: int) -> None:
+def _check_bounds(starts_R: Int64, lengths_R: Int64, count: int, *, ordered: bool) -> None:
     # Reading them costs nothing beside what follows; believing them would read foreign memory.
-    wrong = np.flatnonzero((lengths_R < 0) | (starts_R < 0) | (starts_R + lengths_R > count))
-    if len(wrong):
-        row = int(wrong[0])
-        first, last = int(starts_R[row]), int(starts_R[row] + lengths_R[row])
+    if not len(starts_R):
+        return
+    # `reduce` itself: min() takes as long again to find it, and there are many small batches.
+    least, most = np.minimum.reduce, np.maximum.reduce
+    if ordered and least(lengths_R) >= 0 <= starts_R[0] and starts_R[-1] + lengths_R[-1] <= count:
+        return
+    ends_R = starts_R + lengths_R
+    if least(lengths_R) < 0 or least(starts_R) < 0 or most(ends_R) > count:
+        row = int(np.argmax((lengths_R < 0) | (starts_R < 0) | (ends_R > count)))
         raise WrongColumnError(
-            f"is damaged: its offsets say values {first:,} to {last:,} of {count:,}", row
+            f"is damaged: its offsets say values {starts_R[row]:,} to {ends_R[row]:,} of {count:,}",
+            row,
         )
 
 
@@ -147,13 +162,9 @@ def _chosen(held: Spans, column: pa.Array) -> Spans:
     places = np.asarray(column.indices.fill_null(0).to_numpy(zero_copy_only=False)).astype(np.int64)
     if not len(held.starts_R):
         zeros = np.zeros(len(present), np.int64)
-        return Spans(values=held.values, starts_R=zeros, lengths_R=zeros, bits=held.bits)
-    return Spans(
-        values=held.values,
-        starts_R=held.starts_R[places],
-        lengths_R=np.where(present, held.lengths_R[places], 0),
-        bits=held.bits,
-    )
+        return held._replace(starts_R=zeros, lengths_R=zeros)
+    lengths_R = np.where(present, held.lengths_R[places], 0)
+    return held._replace(starts_R=held.starts_R[places], lengths_R=lengths_R)
 
 
 def _view(buffer: pa.Buffer | None, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

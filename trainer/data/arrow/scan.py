@@ -31,7 +31,7 @@ def scan(store: TokenStore, vocab_size: int | None) -> TokenStore:
     """
     store = dataclasses.replace(store, vocab_size=vocab_size)
     seen = np.zeros(vocab_size or 0, np.bool_)
-    kept = np.ones(len(store.index.lengths_R), np.bool_)
+    kept = np.ones(len(store.index), np.bool_)
     for file in store.files:
         file.read_ahead()
     for chunk, rows in _by_chunk(store):
@@ -42,19 +42,19 @@ def scan(store: TokenStore, vocab_size: int | None) -> TokenStore:
     useless = int((~kept).sum())
     if not useless:
         return dataclasses.replace(store, seen_V=seen)
-    index, cut = store.index.take(kept), store.cut_numbers
+    index, cut = store.index[kept], store.cut_numbers
     return dataclasses.replace(
         store,
         seen_V=seen,
         index=index,
         dropped={**store.dropped, USELESS: store.dropped.get(USELESS, 0) + useless},
-        cut_numbers=cut[np.isin(cut, index.number_R)],
+        cut_numbers=cut[np.isin(cut, index["number"])],
     )
 
 
 def _by_chunk(store: TokenStore) -> Iterator[tuple[Chunk, Int64]]:
     # Chunk by chunk, whatever order an indices file gave the rows.
-    numbers = store.index.number_R
+    numbers = store.index["number"]
     order = np.argsort(numbers, kind="stable")
     ends = np.searchsorted(numbers[order], [*store.first_C[1:], np.iinfo(np.int64).max])
     at = 0
@@ -65,8 +65,8 @@ def _by_chunk(store: TokenStore) -> Iterator[tuple[Chunk, Int64]]:
 
 
 def _look_at_ids(store: TokenStore, chunk: Chunk, rows: Int64, seen: Bool) -> Bool:
-    starts = store.index.ids_R[rows]
-    ends = starts + store.index.lengths_R[rows]
+    starts = store.index["ids"][rows]
+    ends = starts + store.index["length"][rows]
     low, high = int(starts.min()), int(ends.max())
     if (ends - starts).sum() * 2 > high - low:
         pieces = [(at, min(at + _PIECE, high)) for at in range(low, high, _PIECE)]
@@ -89,8 +89,8 @@ def _look_at_ids(store: TokenStore, chunk: Chunk, rows: Int64, seen: Bool) -> Bo
 
 
 def _teach(store: TokenStore, chunk: Chunk, rows: Int64) -> Bool:
-    lengths = store.index.lengths_R[rows].astype(np.int64)
-    starts = store.index.mask_R[rows]
+    lengths = store.index["length"][rows].astype(np.int64)
+    starts = store.index["mask"][rows]
     if chunk.mask is None:
         return np.asarray(lengths - starts >= 2)
     teaches = np.zeros(len(rows), np.bool_)

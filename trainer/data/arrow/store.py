@@ -6,9 +6,11 @@ Shapes: T slots of a micro-batch, R rows. numpy only.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+from bisect import bisect_right
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +31,11 @@ are not -100, or all that follows a prompt's length."""
 IGNORED = -100
 
 
-@dataclass(frozen=True, kw_only=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Rows that share one array of ids: a record batch of a file, or what was decoded from it."""
 
     ids: npt.NDArray[np.integer[Any]]
-    mask: npt.NDArray[Any] | None
+    mask: Any
     """None under the rule `prompt`, whose starts are the prompt's lengths."""
     rule: str
     where: str
@@ -57,28 +58,13 @@ class Chunk:
         elif self.rule == LABELS:
             np.not_equal(self.mask[start : start + count], IGNORED, out=out)
         else:
-            # Not a cast: 256 would become 0.
-            np.not_equal(self.mask[start : start + count], 0, out=out)
+            out[:] = self.mask[start : start + count] != 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Index:
-    """Where each row lies."""
-
-    ids_R: Int64
-    """Its first id, in its chunk's ids."""
-    mask_R: Int64
-    """Its first mask value, or the length of its prompt."""
-    lengths_R: npt.NDArray[np.int32]
-    number_R: npt.NDArray[np.integer[Any]]
-    """Among all rows of all files, before any was left out."""
-
-    def take(self, rows: Any) -> Index:
-        """Only these rows, in this order."""
-        return Index(
-            ids_R=self.ids_R[rows], mask_R=self.mask_R[rows],
-            lengths_R=self.lengths_R[rows], number_R=self.number_R[rows],
-        )  # fmt: skip
+ROW = np.dtype([("ids", "i8"), ("mask", "i8"), ("length", "i4"), ("number", "i4")])
+"""Where a row lies: its first id in its chunk's ids; its first mask value, or the length of its
+prompt; how many tokens; its number among all rows of all files, before any was left out. Together,
+not in a column each: a batch picks rows from all over, and each costs a miss of the cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +78,8 @@ class TokenStore:
     chunks: Sequence[Chunk]
     first_C: Int64
     """Number of each chunk's first row, among all rows of all files."""
-    index: Index
+    index: npt.NDArray[np.void]
+    """A `ROW` for each row."""
     dropped: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Rows left out, by reason."""
     cut_numbers: Int64 = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
@@ -111,23 +98,20 @@ class TokenStore:
         """A store of rows that lie end to end; row r is `tokens[starts[r]:starts[r + 1]]`."""
         chunk = Chunk(ids=tokens, mask=trainable, rule=NONZERO, where="memory", first_row=0)
         starts = np.asarray(starts, np.int64)
-        index = Index(
-            ids_R=starts[:-1],
-            mask_R=starts[:-1],
-            lengths_R=np.diff(starts).astype(np.int32),
-            number_R=np.arange(len(starts) - 1, dtype=np.int32),
-        )
+        index = np.empty(len(starts) - 1, ROW)
+        index["ids"] = index["mask"] = starts[:-1]
+        index["length"], index["number"] = np.diff(starts), np.arange(len(index))
         return cls(chunks=(chunk,), first_C=np.zeros(1, np.int64), index=index)
 
     @property
     def lengths(self) -> Int64:
         """Tokens of each row."""
-        return self.index.lengths_R.astype(np.int64)
+        return self.index["length"].astype(np.int64)
 
     @property
     def tokens(self) -> int:
         """Of all rows together."""
-        return int(self.index.lengths_R.sum(dtype=np.int64))
+        return int(self.index["length"].sum(dtype=np.int64))
 
     @property
     def truncated(self) -> int:
@@ -139,7 +123,7 @@ class TokenStore:
         """Of the rows' lengths, in order: two stores with the same one make the same batches."""
         return hashlib.sha256(self.lengths.tobytes()).hexdigest()[:16]
 
-    @property
+    @functools.cached_property
     def files(self) -> tuple[Mapped, ...]:
         """The mapped ones."""
         # Keys of a dict: each once, in order.
@@ -152,28 +136,30 @@ class TokenStore:
             Where each row starts, and where the last one ends.
 
         Raises:
-            InputError: an id is outside the target's vocabulary, or is the mask token.
+            InputError: an id is outside the target's vocabulary, or is the mask token; not looked
+                at where all were looked at before.
         """
-        index = self.index
-        lengths = index.lengths_R[rows]
-        starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(lengths, out=starts[1:])
-        chunk_of = np.searchsorted(self.first_C, index.number_R[rows], side="right") - 1
-        chunks, at = self.chunks, 0
-        for place, ids_at, mask_at, count in zip(
-            chunk_of.tolist(), index.ids_R[rows].tolist(), index.mask_R[rows].tolist(),
-            lengths.tolist(), strict=True,
-        ):  # fmt: skip
-            chunk = chunks[place]
-            ids_T[at : at + count] = chunk.ids[ids_at : ids_at + count]
-            chunk.train(mask_at, trainable_T[at : at + count])
-            at += count
-        self._refuse(rows, ids_T[:at], starts)
+        first, parts = self._parts
+        at, bounds = 0, [0]
+        for ids_at, mask_at, count, number in self.index[rows].tolist():
+            ids, mask, chunk = parts[bisect_right(first, number) - 1]
+            end = at + count
+            ids_T[at:end] = ids[ids_at : ids_at + count]
+            if mask is None:
+                chunk.train(mask_at, trainable_T[at:end])
+            else:
+                # To bool numpy converts by asking whether it is 0; 256 stays true.
+                trainable_T[at:end] = mask[mask_at : mask_at + count]
+            bounds.append(end)
+            at = end
+        starts = np.array(bounds)
+        if self.seen_V is None:
+            self._refuse(rows, ids_T[:at], starts)
         return starts
 
     def row(self, row: int) -> tuple[Int64, Bool]:
         """Ids of one row, and which of them are trained on."""
-        count = int(self.index.lengths_R[row])
+        count = int(self.index["length"][row])
         ids, trainable = np.empty(count, np.int64), np.empty(count, np.bool_)
         self.fill(np.array([row]), ids, trainable)
         return ids, trainable
@@ -184,18 +170,15 @@ class TokenStore:
 
     def prefetch(self, rows: Int64) -> None:
         """Ask the kernel to read these rows, and wait for none of them."""
-        index = self.index
-        chunk_of = np.searchsorted(self.first_C, index.number_R[rows], side="right") - 1
-        for row, place in zip(rows.tolist(), chunk_of.tolist(), strict=True):
-            chunk = self.chunks[place]
-            if chunk.mapped is None:
-                continue
-            count = int(index.lengths_R[row])
-            first = int(index.ids_R[row])
-            chunk.mapped.prefetch(chunk.ids[first : first + count])
-            if chunk.mask is not None and chunk.rule != BITS:
-                first = int(index.mask_R[row])
-                chunk.mapped.prefetch(chunk.mask[first : first + count])
+        if not self.files:
+            return
+        first, _ = self._parts
+        for ids_at, mask_at, count, number in self.index[rows].tolist():
+            chunk = self.chunks[bisect_right(first, number) - 1]
+            if chunk.mapped is not None:
+                chunk.mapped.prefetch(chunk.ids[ids_at : ids_at + count])
+                if chunk.mask is not None and chunk.rule != BITS:
+                    chunk.mapped.prefetch(chunk.mask[mask_at : mask_at + count])
 
     def unchanged(self) -> None:
         """See that no mapped file was written to or replaced since it was opened.
@@ -208,10 +191,18 @@ class TokenStore:
 
     def place_of(self, row: int) -> str:
         """File and row of one of our rows, for messages."""
-        number = int(self.index.number_R[row])
-        place = int(np.searchsorted(self.first_C, number, side="right")) - 1
+        number = int(self.index["number"][row])
+        first, _ = self._parts
+        place = bisect_right(first, number) - 1
         chunk = self.chunks[place]
-        return f"{chunk.where}: row {chunk.first_row + number - int(self.first_C[place]):,}"
+        return f"{chunk.where}: row {chunk.first_row + number - first[place]:,}"
+
+    @functools.cached_property
+    def _parts(self) -> tuple[list[int], list[tuple[Any, Any, Chunk]]]:
+        # What `fill` needs of each chunk; the mask where it can be copied as it is.
+        plain = [each.mask if each.rule == NONZERO else None for each in self.chunks]
+        parts = [(each.ids, mask, each) for each, mask in zip(self.chunks, plain, strict=True)]
+        return self.first_C.tolist(), parts
 
     def refuse(self, row: int, ids: Int64) -> None:
         """Say which of a row's ids the target lacks.

@@ -1,0 +1,1 @@
+"""One file a measure; each prints a table and a last line of JSON."""
