@@ -18,6 +18,8 @@ from tests import imports, leftovers
 TAG = "FAB_TEST_SESSION"
 HOSTS = {"agent", "hosts", "demo", "scripts"}
 """Folders whose tests start processes of their own, or talk to a real sshd."""
+PARTS = ("fast", "torch", "hosts")
+"""From light to heavy."""
 HEAVY = {"torch", "transformers"}
 NOT_RUN = "not run: "
 
@@ -26,7 +28,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("this project")
     group.addoption(
         "--part",
-        choices=("fast", "torch", "hosts"),
+        choices=PARTS,
         help="hosts: starts processes of its own; torch: of the others, those; fast: the rest",
     )
     group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
@@ -71,14 +73,16 @@ def part_of(item: pytest.Item) -> str:
     """What its file is, unless the test alone is marked as something heavier."""
     known = {part_of_file(item.path, item.config.rootpath)}
     known |= {name for name in ("hosts", "torch") if item.get_closest_marker(name) is not None}
-    return next(part for part in ("hosts", "torch", "fast") if part in known)
+    return max(known, key=PARTS.index)
 
 
 def pytest_ignore_collect(collection_path, config):
     # By what a file imports: importing torch alone takes longer than all quick tests together.
-    if config.getoption("--part") != "fast" or collection_path.suffix != ".py":
+    part = config.getoption("--part")
+    if part is None or collection_path.suffix != ".py":
         return None
-    return part_of_file(collection_path, config.rootpath) != "fast" or None
+    # A test may be marked as heavier than its file, never as lighter.
+    return PARTS.index(part) < PARTS.index(part_of_file(collection_path, config.rootpath)) or None
 
 
 def pytest_collection_modifyitems(config, items):
