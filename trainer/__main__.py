@@ -37,7 +37,7 @@ speculative decoding with a frozen target.
 # Imported only for its own command, as each brings in much.
 ROOMS = {
     "prepare": ("trainer.prepare", "main"),
-    "evaluate": ("trainer.build.trained", "evaluate_command"),
+    "evaluate": ("trainer.build.evaluating", "evaluate_command"),
     "export": ("trainer.build.trained", "export_command"),
 }
 

@@ -128,8 +128,8 @@ def test_prompts_of_a_file_are_answered_by_the_target(go, tmp_path, monkeypatch)
     from trainer.build import trial
 
     (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "hello"}) + "\n")
-    monkeypatch.setattr(Target, "tokenizer", lambda self: None)
-    monkeypatch.setattr(trial, "in_template", lambda tokenizer, conversation: [5, 9, 33])
+    monkeypatch.setattr(Target, "tokenizer", lambda _: None)
+    monkeypatch.setattr(trial, "in_template", lambda *_: [5, 9, 33])
     said, out = go("out", eval_prompts=tmp_path / "p.jsonl", eval_interval=2, steps=3)
     assert "eval      1 samples, every 2 steps" in said
     assert [each["step"] for each in measures(out) if "eval_accepted" in each] == [2, 3]

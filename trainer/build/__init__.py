@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from trainer.build import data
+from trainer.build import data, warm_start
 from trainer.build.resuming import resumed
 from trainer.build.run import TOKENS, Run
 from trainer.build.trial import Trial, prompts_as_samples, rows_as_samples
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from trainer.config import TrainConfig
     from trainer.data.arrow import TokenStore
+    from trainer.export import Served
     from trainer.world import World
 
     Say = Callable[[str], None]
@@ -44,6 +45,7 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
         InputError: target, data or checkpoint are not what the run needs.
     """
     _share_threads(config, world)
+    config, served = warm_start.adopted(config)
     store = data.opened(config)
     pause()
     dtype = _dtype(config, world)
@@ -61,11 +63,13 @@ def build(config: TrainConfig, world: World, *, pause: Callable[[], None], say: 
     chosen = data.layout(config, target)
     pause()
     shape = _drafter_config(config, target, store)
+    if served is not None:
+        shape = warm_start.fitted(served, shape, target)
     # What was not read at the start is looked at in each batch.
     store = dataclasses.replace(store, mask_token_id=shape.mask_token_id)
     say(f"target    {target.shape.family}, taps {','.join(map(str, target.tap_ids))}")
     settled = dataclasses.replace(config, layout=chosen)
-    run = assembled(settled, world, store, target, shape, dtype=dtype)
+    run = assembled(settled, world, store, target, shape, dtype=dtype, served=served)
     say(f"drafter   {_count(run.drafter):,} parameters, mask token {shape.mask_token_id}")
     pause()
     if config.eval_interval and world.first:
@@ -91,11 +95,14 @@ def assembled(
     shape: DrafterConfig,
     *,
     dtype: torch.dtype,
+    served: Served | None = None,
 ) -> Run:
     """A run at the start of its data, from parts that are loaded; padded unless told otherwise."""
     layout = config.layout if config.layout != data.AUTO else PADDED
     drafter = Drafter(shape)
     drafter.initialise_(config.seed)
+    if served is not None:
+        drafter.load_state_dict(served.tensors)
     drafter.to(world.device, dtype)
     gradients = FlatGradients(drafter.parameters(), world, extra=TOKENS + 1)
     optimizer = AdamW(

@@ -47,7 +47,33 @@ def export(
     Raises:
         InputError: `out` exists already, or the tensors are not those of the config.
     """
-    out = Path(out)
+    return write(
+        tensors, config, Path(out), served_config(config, dtype, eos_token_id), dtype=dtype
+    )
+
+
+def write(
+    tensors: Mapping[str, Tensor],
+    config: DrafterConfig,
+    out: Path,
+    told: Mapping[str, Any],
+    *,
+    dtype: torch.dtype,
+    more: Mapping[str, Tensor] | None = None,
+) -> Path:
+    """Write the folder of any layout.
+
+    Args:
+        tensors: the drafter's parameters by name.
+        config: what it is.
+        out: the folder to make.
+        told: config.json.
+        dtype: of the tensors in the file.
+        more: tensors that stand in the file besides the drafter's.
+
+    Raises:
+        InputError: `out` exists already, or the tensors are not those of the config.
+    """
     if out.exists():
         raise InputError(f"{out}: exists already; remove it or give another --out")
     wanted = tensor_names(config)
@@ -59,10 +85,12 @@ def export(
     shutil.rmtree(beside, ignore_errors=True)
     beside.mkdir()
     # Copies: training keeps all parameters in one buffer, which safetensors refuses to write.
-    copies = {name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in tensors.items()}
+    all_tensors = {**tensors, **(more or {})}
+    copies = {
+        name: tensor.detach().to("cpu", dtype, copy=True) for name, tensor in all_tensors.items()
+    }
     save_file(copies, beside / "model.safetensors", metadata={"format": "pt"})
-    text = json.dumps(served_config(config, dtype, eos_token_id), indent=2) + "\n"
-    (beside / "config.json").write_text(text, encoding="utf-8")
+    (beside / "config.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
     beside.rename(out)
     return out
 
