@@ -6,9 +6,9 @@ from tasks import executor, inspection, lifecycle, upkeep
 
 PAGES = (
     ("Every day", ("deploy", "status", "logs", "restart", "kill", "rollback")),
-    ("Look, change nothing", ("health", "verify", "verify-features")),
+    ("Look, change nothing", ("health", "doctor", "verify", "verify-features")),
     ("One operation of a deploy", ("sync", "launch")),
-    ("Seldom", ("lease",)),
+    ("Seldom", ("lease", "trust")),
 )
 
 ns = Collection(
@@ -21,9 +21,11 @@ ns = Collection(
     inspection.verify,
     inspection.verify_features,
     inspection.health,
+    inspection.doctor,
     inspection.status,
     inspection.logs,
     upkeep.lease,
+    upkeep.trust,
 )
 
 executor.list_in_order(PAGES)

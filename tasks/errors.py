@@ -185,6 +185,13 @@ class Unhealthy(DeployError):
     kind = "not healthy"
 
 
+class Ailing(DeployError):
+    """`doctor` found something broken on a host that it could get in to."""
+
+    exit_code = 7
+    kind = "broken"
+
+
 class Interrupted(DeployError):
     """A person or a CI job ended the command; `what` tells what was under way."""
 

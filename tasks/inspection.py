@@ -81,6 +81,20 @@ def health(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: 
     cli.carry_out(plans.HEALTH, cli.Words(task="health", host=host, json=json))
 
 
+@task(auto_shortflags=False, help=_LOOK)
+def doctor(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001  # Invoke's
+    """Ask all there is to ask of a host that misbehaves; says what mends it.
+
+    From the name and the port over login, shell, disks and clock to the
+    driver, the lease and the run; as far as the host lets it. Each line is
+    ok, warn or broken. Exits 0 when nothing is broken, 3 when it cannot get
+    in, else 7.
+
+    Example: fab doctor --host gpu1
+    """
+    cli.show_checks(plans.DOCTOR, cli.Words(task="doctor", host=host, json=json))
+
+
 @task(auto_shortflags=False, help={**_LOOK, "trainer": cli.TRAINER})
 def verify(c: Context, *, host: str = "", trainer: str = "", json: bool = False) -> None:  # noqa: ARG001
     """Compare the hosts with this trainer, and say what runs.

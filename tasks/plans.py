@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.operations import (
+    Doctor,
     FreeLease,
     Operation,
     await_progress,
@@ -36,6 +37,7 @@ VERIFY = (verify,)
 VERIFY_FEATURES = (verify_features,)
 HEALTH = (health,)
 STATUS = (status,)
+DOCTOR = (Doctor(),)
 LEASE = (lease,)
 
 

@@ -42,3 +42,33 @@ def lease(
     if of and not release:
         cli.refuse("--of: names whose lease is to be ended; give --release too")
     cli.carry_out(plans.free_lease(of or None) if release else plans.LEASE, words)
+
+
+@task(
+    auto_shortflags=False,
+    help={
+        "host": cli.HOST,
+        "fingerprint": "what the host must show, such as SHA256:..., as ssh-keygen -l prints it",
+        "yes": "store what is shown without asking",
+        "json": cli.JSON,
+    },
+)
+def trust(
+    c: Context,  # noqa: ARG001  # Invoke's
+    *,
+    host: str = "",
+    fingerprint: str = "",
+    yes: bool = False,
+    json: bool = False,
+) -> None:
+    """Show the key of a host that is met for the first time, and remember it.
+
+    Prints its SHA256 and asks, on a terminal; elsewhere it wants
+    --fingerprint or --yes. The key goes into the first known_hosts file that
+    is read for the host, where ssh finds it too. A host whose key changed is
+    refused, with the line that forgets the old one.
+
+    Example: fab trust --host gpu1
+    """
+    words = cli.Words(task="trust", host=host, json=json)
+    cli.show_trust(words, fingerprint=fingerprint, yes=yes)

@@ -35,6 +35,9 @@ request (E lease-held), and each change is one line of history.jsonl (leases are
           linger: {systemd, linger?, kills?}, pid1_reaps?, agent_python, lease?, release?,
           run: {id?, state}, fallback: {release, secret_names: [str]}?, warnings: [str]}
          fallback: what would be put back if new_run, not yet launched, made no step
+    doctor           {root, python, target?, data?, output?, port?: int, devices?: [int]}
+      -> {checks: [{check, state: "ok" | "warn" | "broken", detail, mend}],
+          clock: {utc: seconds since 1970, boot_id}}      asks on, whatever goes wrong
     lease_acquire *  {root, seconds, why?, token?: 32 hex; else the request's lease, renew?: bool}
       -> {changed, token, who, host, why, since, seconds, left_s, boot_id, until_boottime}
          the same token again renews (changed false): give one, and a retry is safe
@@ -123,6 +126,7 @@ from .desk import Desk, DeskGone, Refused
 
 VERBS = {
     "probe": "probe.probe",
+    "doctor": "doctor.doctor",
     "lease_acquire": "lease.lease_acquire",
     "lease_release": "lease.lease_release",
     "lease_free": "lease.lease_free",

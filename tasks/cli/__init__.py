@@ -22,6 +22,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tasks import report
+from tasks.cli import trusting
 from tasks.cli.face import Face, put
 from tasks.cli.words import (
     DRY_RUN,
@@ -55,9 +56,11 @@ __all__ = [
     "Words",
     "carry_out",
     "refuse",
+    "show_checks",
     "show_logs",
     "show_manual",
     "show_status",
+    "show_trust",
 ]
 
 
@@ -71,6 +74,16 @@ def carry_out(
 def show_status(plan: Sequence[Operation], words: Words) -> None:
     """Print one table for all hosts, and the last words of what died."""
     _speak(words, lambda face: _show_status(plan, words, face))
+
+
+def show_checks(plan: Sequence[Operation], words: Words) -> None:
+    """Print what a check-up of each host found, as a table."""
+    _speak(words, lambda face: _show_checks(plan, words, face))
+
+
+def show_trust(words: Words, *, fingerprint: str, yes: bool) -> None:
+    """Show the keys of hosts that are met for the first time, and remember what is trusted."""
+    _speak(words, lambda face: trusting.trust(hosts_of(words), face, fingerprint, yes=yes))
 
 
 def show_logs(words: Words, *, follow: bool, lines: str) -> None:
@@ -158,6 +171,22 @@ def _show_status(plan: Sequence[Operation], words: Words, face: Face) -> int:
         if each.error:
             face.note(str(each.error))
     return report.exit_code(outcomes)
+
+
+def _show_checks(plan: Sequence[Operation], words: Words, face: Face) -> int:
+    outcomes = _on_all(plan, hosts_of(words), run_of(words), face, lambda _: None)
+    for each in outcomes:
+        face.tell("outcome", report.outcome_object(each))
+        rows = each.facts.get("checks")
+        if isinstance(rows, list):
+            face.say(report.check_table(each.host, rows, face.paper))
+        elif each.error:
+            face.note(str(each.error))
+    code = report.exit_code(outcomes)
+    if code:
+        failed = [f"{each.host} ({each.error.kind})" for each in outcomes if each.error]
+        face.note(f"fab {words.task}: exit {code}; {', '.join(failed)}")
+    return code
 
 
 def _show_logs(words: Words, face: Face, *, follow: bool, lines: str) -> int:

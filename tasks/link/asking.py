@@ -51,6 +51,8 @@ class Link:
         self.host, self.notify = host, notify
         self.progress = progress or notify
         """Told what is under way, where the next word takes the place of the last."""
+        self.noise = ""
+        """What the host's shells said around the last answer: it is not part of it."""
         self._clock, self._sleep = clock, sleep
         self._hops: tuple[Hop, ...] | None = None
         self._call: Call | None = None
@@ -173,14 +175,18 @@ class Link:
     ) -> Reply:
         transport = self._opened(until).transport
         left = until - self._clock() - AHEAD_SECONDS
-        return Exchange(
+        exchange = Exchange(
             question.within(max(1.0, left)),
             transport,
             until=until,
             clock=self._clock,
             sleep=self._sleep,
             stopped=lambda: self._stopped,
-        ).run(blobs, on_progress)
+        )
+        try:
+            return exchange.run(blobs, on_progress)
+        finally:
+            self.noise = exchange.noise
 
     def _opened(self, until: float) -> Call:
         """Give the open connection, or make one."""

@@ -111,8 +111,9 @@ class Call:
                 host, f"{hop.at}: no common algorithm: {visible(str(wrong))}", "update its sshd"
             ) from None
         except (OSError, EOFError, paramiko.SSHException) as wrong:
-            why = _why(hop, wrong, seconds) + self._said_by_proxy()
-            raise Unreachable(host, why, if_down) from wrong
+            layer, why = _why(hop, wrong, seconds)
+            why += self._said_by_proxy()
+            raise Unreachable(host, why, if_down, facts={"layer": layer}) from wrong
 
     def _said_by_proxy(self) -> str:
         if self._proxy_words is None:
@@ -237,15 +238,17 @@ _PATIENCE = {
 }
 
 
-def _why(hop: Hop, wrong: Exception, seconds: float) -> str:
+def _why(hop: Hop, wrong: Exception, seconds: float) -> tuple[str, str]:
+    """Give the layer that failed (name, route, port, banner) and the words for it."""
     if isinstance(wrong, socket.gaierror):
-        return f"the name {hop.hostname} has no address ({wrong.strerror})"
+        return "name", f"the name {hop.hostname} has no address ({wrong.strerror})"
     if isinstance(wrong, TimeoutError):
-        return f"{hop.at} does not answer in {seconds:.0f} s"
+        return "route", f"{hop.at} does not answer in {seconds:.0f} s"
     if isinstance(wrong, ConnectionRefusedError):
-        return f"nothing listens at {hop.at}"
+        return "port", f"nothing listens at {hop.at}"
     if isinstance(wrong, paramiko.ChannelException):
-        return f"the jump host cannot reach {hop.at} ({visible(wrong.text)})"
+        return "route", f"the jump host cannot reach {hop.at} ({visible(wrong.text)})"
     if isinstance(wrong, EOFError) or str(wrong) in {"", "No existing session"}:
-        return f"{hop.at} took the connection and did not speak SSH in {seconds:.0f} s"
-    return f"{hop.at}: {visible(getattr(wrong, 'strerror', None) or str(wrong))}"
+        return "banner", f"{hop.at} took the connection and did not speak SSH in {seconds:.0f} s"
+    layer = "banner" if isinstance(wrong, paramiko.SSHException) else "route"
+    return layer, f"{hop.at}: {visible(getattr(wrong, 'strerror', None) or str(wrong))}"

@@ -53,10 +53,11 @@ class Ending:
                 host,
                 f"{verb}: {python} does not start (exit {self.status}){said}",
                 "set `agent_python` to a Python >= 3.8 of this host",
+                facts={"layer": "python"},
             )
         if self.status and not self.answered:
             what = f"{verb}: exit {self.status} before our program ran{said}"
-            return RemoteFailure(host, what, OTHER_PROGRAM)
+            return RemoteFailure(host, what, OTHER_PROGRAM, facts={"layer": "exec"})
         what = f"it ended with exit {self.status} and gave no result"
         return UnreadableReply(
             host, f"{verb}: {what}{said}", "" if self.answered else OTHER_PROGRAM

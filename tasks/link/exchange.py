@@ -101,6 +101,12 @@ class Exchange:
         self._heard = clock()
         self._channel: Any = None
 
+    @property
+    def noise(self) -> str:
+        """What stood outside of the frames, on both streams, over several lines."""
+        said = visible(bytes(self._stderr).decode(errors="replace"), lines=True).strip()
+        return "\n".join(part for part in (self._frames.noise, said) if part)
+
     def run(
         self,
         blobs: Callable[[list[str]], Iterable[bytes]] | None,

@@ -3,6 +3,7 @@
 Where a new one goes: beside those that act on the same thing, and into this list.
 """
 
+from tasks.operations.doctor import Doctor
 from tasks.operations.environment import probe, verify_features
 from tasks.operations.leasing import (
     LEASE_SECONDS,
@@ -22,6 +23,7 @@ __all__ = [
     "LEASE_SECONDS",
     "Back",
     "By",
+    "Doctor",
     "FreeLease",
     "Operation",
     "ReadLogs",

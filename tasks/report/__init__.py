@@ -1,5 +1,6 @@
 """Outcomes, runs and errors as lines, tables and JSON objects. Nothing here prints."""
 
+from tasks.report.checks import check_table
 from tasks.report.lines import (
     Paper,
     exit_code,
@@ -17,6 +18,7 @@ from tasks.report.runs import last_words, run_words, status_table
 
 __all__ = [
     "Paper",
+    "check_table",
     "error_object",
     "exit_code",
     "failure",

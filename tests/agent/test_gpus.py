@@ -74,3 +74,21 @@ def test_devices_that_are_not_there_are_a_difference(machine, smi):
     with pytest.raises(RefusalError) as caught:
         machine.ask("verify", digest=digest, spec=spec)
     assert caught.value.data["differences"] == ["devices [7]: this host has [0, 1]"]
+
+
+def test_a_check_up_tells_missing_gpus_a_broken_driver_and_a_torch_that_sees_none(machine, smi):
+    def rows(**more):
+        checks = machine.ask("doctor", python=sys.executable, **more)["checks"]
+        return {row["check"]: row for row in checks}
+
+    smi(line(0, 100), line(1, 200))
+    found = rows()
+    assert found["GPU"]["state"] == "ok"
+    assert "2 by nvidia-smi; 0: 100 MiB free" in found["GPU"]["detail"]
+    assert found["torch"]["state"] == "ok"
+    found = rows(devices=[1, 2])
+    assert found["GPU"]["state"] == "broken"
+    assert "devices [2] are not there" in found["GPU"]["detail"]
+    assert found["torch"]["state"] == "broken"
+    smi("NVIDIA-SMI has failed", status=9)
+    assert rows()["GPU driver"]["state"] == "broken"

@@ -39,7 +39,7 @@ def test_exit_codes_are_those_of_the_table():
         3: {errors.Unreachable, errors.LoginRefused, errors.HostKeyWrong},
         4: {errors.VerificationFailed},
         5: {errors.LeaseHeld},
-        7: {errors.RemoteFailure, errors.RemoteRefusal},
+        7: {errors.RemoteFailure, errors.RemoteRefusal, errors.Ailing},
         8: {
             errors.RemoteKilled,
             errors.ConnectionLost,
