@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import tempfile
-from typing import BinaryIO, Dict, List, NamedTuple
+from typing import BinaryIO, Dict, Iterator, List, NamedTuple, Optional
 
 from .desk import Desk, Refused
+from .root import TEMPORARY, remove
 
 PR_SET_PDEATHSIG = 1
 LARGEST = 4 * 1024 * 1024
@@ -30,12 +31,20 @@ class Said(NamedTuple):
 
 
 def run(
-    desk: Desk, argv: List[str], *, directory: str, environment: Dict[str, str], nice: int = 0
+    desk: Desk,
+    argv: List[str],
+    *,
+    directory: str,
+    environment: Dict[str, str],
+    nice: int = 0,
+    scratch: Optional[str] = None,
 ) -> Said:
     """Run a program to its end, at a safe point all the while.
 
     Its whole process group ends with it, at the deadline, and when the desk goes. Output goes to
     unnamed files: a pipe would need a reader, and would stay open in what the program leaves.
+    What it writes for a while goes into a folder of its own under `scratch`, which goes with it,
+    and not to /tmp, which on many a host is full or of little memory.
 
     Raises:
         Refused: failed, when it cannot be started; deadline.
@@ -50,7 +59,11 @@ def run(
 
             ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _folder(scratch) as place, tempfile.TemporaryFile(
+        dir=place
+    ) as out, tempfile.TemporaryFile(dir=place) as err:
+        if place is not None:
+            environment = {"TMPDIR": place, **environment}
         try:
             child = subprocess.Popen(
                 argv,
@@ -79,6 +92,20 @@ def run(
             end()
             child.wait()
         return Said(child.returncode, _end_of(out), _end_of(err))
+
+
+@contextlib.contextmanager
+def _folder(scratch: Optional[str]) -> Iterator[Optional[str]]:
+    if scratch is None:
+        yield None
+        return
+    # Named for this process: while it lives, others that sweep leave the folder alone.
+    place = os.path.join(scratch, f"{TEMPORARY}children-{os.getpid()}")
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    try:
+        yield place
+    finally:
+        remove(place)
 
 
 def _end_of(file: BinaryIO) -> str:

@@ -43,7 +43,14 @@ def features(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     limits = {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": _device(spec.devices, warnings)}
     environment = spec.environment(limits)
     with watching(desk, root):
-        said = children.run(desk, spec.argv, directory=release, environment=environment, nice=NICE)
+        said = children.run(
+            desk,
+            spec.argv,
+            directory=release,
+            environment=environment,
+            nice=NICE,
+            scratch=root.path,
+        )
     answer = _answer(said.out)
     if answer is None:
         raise Refused(

@@ -104,12 +104,23 @@ class Root:
             os.unlink(beside)
 
     def sweep(self) -> None:
-        """Remove what interrupted verbs left. Only under the lock."""
-        for folder in (self.path, self.blobs, self.releases, self.runs):
-            if os.path.isdir(folder):
-                for name in os.listdir(folder):
-                    if name.startswith(TEMPORARY):
-                        remove(os.path.join(folder, name))
+        """Remove what interrupted verbs and killed keepers left. Only under the lock.
+
+        Keepers and verbs that only look write without the lock, under names that end in their
+        pid: what belongs to a process that lives is left.
+        """
+        folders = [self.path, self.blobs, self.releases, self.runs]
+        if os.path.isdir(self.runs):
+            folders += [self.run(name) for name in os.listdir(self.runs) if RUN_ID.match(name)]
+        for folder in folders:
+            for name in os.listdir(folder) if os.path.isdir(folder) else []:
+                if name.startswith(TEMPORARY) and not _in_use(name):
+                    remove(os.path.join(folder, name))
+
+
+def _in_use(name: str) -> bool:
+    pid = name.rpartition("-")[2]
+    return pid.isdigit() and pid != str(os.getpid()) and os.path.isdir(f"/proc/{pid}")
 
 
 def expand(text: str, what: str) -> str:

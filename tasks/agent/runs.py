@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import os
 import signal
 import time
@@ -162,9 +163,7 @@ def describe(run: Optional[Run]) -> Dict[str, Any]:
         "last_lines": logfile.last_lines(run.file("train.log"), LAST_LINES)
         if state in ("crashed", "killed", "lost")
         else [],
-        "age_s": round(boottime() - stepped, 1)
-        if stepped is not None and state in LIVING
-        else None,
+        "age_s": _age(stepped) if state in LIVING else _since_end(ended),
         "release": launched.get("release"),
         "running_release": status.get("release"),
         "spec_digest": launched.get("spec_digest"),
@@ -172,6 +171,21 @@ def describe(run: Optional[Run]) -> Dict[str, Any]:
         "started": launched.get("when"),
         "left_over": left_over,
     }
+
+
+def _age(moment: Optional[float]) -> Optional[float]:
+    return None if moment is None else round(boottime() - moment, 1)
+
+
+def _since_end(ended: Dict[str, Any]) -> Optional[float]:
+    """Seconds since a run ended; over a reboot as good as the clock was set."""
+    if ended.get("boot_id") == boot_id():
+        return _age(number(ended.get("boottime")))
+    try:
+        end = time.strptime(str(ended.get("when")), "%Y-%m-%dT%H:%M:%SZ")
+    except ValueError:
+        return None
+    return round(max(0.0, time.time() - calendar.timegm(end)), 1)
 
 
 def _state(run: Run) -> Any:

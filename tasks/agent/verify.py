@@ -99,7 +99,11 @@ def _import(
     environment = (spec or Spec({"argv": [python], "output_dir": "/"})).environment({})
     try:
         said = children.run(
-            desk, [python, "-B", "-c", ASK_IMPORT], directory=release, environment=environment
+            desk,
+            [python, "-B", "-c", ASK_IMPORT],
+            directory=release,
+            environment=environment,
+            scratch=os.path.dirname(os.path.dirname(release)),
         )
     except Refused as refused:
         if refused.code != "failed":

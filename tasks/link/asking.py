@@ -57,6 +57,8 @@ class Link:
         self._hops: tuple[Hop, ...] | None = None
         self._call: Call | None = None
         self._stopped = False
+        self.quiet = False
+        """Set by who tells in words of their own that the host is gone: no attempt is told."""
 
     def __enter__(self) -> Self:
         return self
@@ -135,7 +137,10 @@ class Link:
 
         try:
             return self._retrying(
-                may, lambda: len(short) >= ASK_ATTEMPTS, until, f"{verb} asked again"
+                may,
+                lambda: len(short) >= ASK_ATTEMPTS,
+                until,
+                f"{verb.replace('_', '-')} asked again",
             )(once)
         except Unreachable as gone:
             if not lost:
@@ -238,6 +243,8 @@ class Link:
     def _tell(self, what: str, state: tenacity.RetryCallState) -> None:
         assert state.outcome is not None
         assert state.next_action is not None
+        if self.quiet:
+            return
         wrong = state.outcome.exception()
         why = f"{wrong.kind}: {wrong.what}" if isinstance(wrong, DeployError) else str(wrong)
         self.notify(

@@ -64,6 +64,11 @@ class Question:
     """Named in the error when the host cannot start it."""
 
     @property
+    def name(self) -> str:
+        """Write the verb as people type tasks and operations."""
+        return self.verb.replace("_", "-")
+
+    @property
     def nonce(self) -> str:
         """What marks the frames of the answer."""
         return str(self.request["nonce"])
@@ -226,14 +231,14 @@ class Exchange:
     def _patience(self) -> None:
         now = self._clock()
         if self._stopped():
-            raise Interrupted(self._q.host, f"{self._q.verb} was under way", "see `fab status`")
+            raise Interrupted(self._q.host, f"{self._q.name} was under way", "see `fab status`")
         if now >= self._until:
             raise self._overdue()
         if now - self._heard > SILENCE_SECONDS:
             raise self._lost(f"nothing heard for {SILENCE_SECONDS:.0f} s")
 
     def _result(self, frame: Frame) -> dict[str, Any]:
-        host, verb, said = self._q.host, self._q.verb, frame.payload
+        host, verb, said = self._q.host, self._q.name, frame.payload
         if frame.kind == "R":
             return said
         if frame.kind == "T":
@@ -248,12 +253,12 @@ class Exchange:
         )
 
     def _lost(self, what: str) -> ConnectionLost:
-        return ConnectionLost(self._q.host, f"{self._q.verb}: {what}")
+        return ConnectionLost(self._q.host, f"{self._q.name}: {what}")
 
     def _unreadable(self, what: str) -> UnreadableReply:
         words = self._last_words()
         return UnreadableReply(
-            self._q.host, f"{self._q.verb}: {what}" + (f"; it said: {words}" if words else "")
+            self._q.host, f"{self._q.name}: {what}" + (f"; it said: {words}" if words else "")
         )
 
     def _last_words(self) -> str:
@@ -276,7 +281,7 @@ class Exchange:
                 self._sleep(0.05)
         stopped = self._channel.exit_status_ready() and self._transport.is_active()
         side = "the host stopped its side" if stopped else "whether the host stopped is not known"
-        return RemoteTimeout(self._q.host, f"{self._q.verb}: no result in time; {side}")
+        return RemoteTimeout(self._q.host, f"{self._q.name}: no result in time; {side}")
 
     def _no_result(self) -> DeployError:
         """Say why the channel ended without an answer."""
@@ -299,4 +304,4 @@ class Exchange:
             answered=self._any,
             words=self._last_words(),
         )
-        return ending.error(self._q.host, self._q.verb, self._q.python)
+        return ending.error(self._q.host, self._q.name, self._q.python)

@@ -78,6 +78,8 @@ class ReadLogs:
                 self.sleep(1)
                 continue
             lost_at = None
+            # From now on a host that goes is told once, below, and not at each attempt.
+            link.quiet = self.follow
             place = {name: reply[name] for name in place}
             lines = _lines(reply)
             given += len(lines)

@@ -58,6 +58,21 @@ def test_crashed_tells_code_and_last_lines(machine):
     assert health["last_lines"][-1] == "RuntimeError: planted at step 4"
 
 
+def test_the_age_of_a_run_that_ended_is_the_time_since_its_end(machine):
+    machine.deploy()
+    run_id = machine.launch("--steps", 1)["run_id"]
+    record = ended(machine)["exit"]
+    assert 0 <= machine.health()["age_s"] < 10
+    path = machine.run_folder(run_id) / "exit.json"
+    path.write_text(json.dumps({**record, "boottime": record["boottime"] - 100}))
+    assert 100 <= machine.health()["age_s"] < 110
+    before = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 7200))
+    path.write_text(json.dumps({**record, "boot_id": "an earlier one", "when": before}))
+    assert 7200 <= machine.health()["age_s"] < 7300
+    path.write_text(json.dumps({**record, "boot_id": "an earlier one", "when": "junk"}))
+    assert machine.health()["age_s"] is None
+
+
 def test_killed_tells_the_signal(machine):
     machine.deploy()
     machine.launch("--die-at", 3)
@@ -195,7 +210,7 @@ def test_looking_takes_no_lock_and_no_lease(machine):
 def test_await_progress_tells_a_crash_at_once(machine):
     machine.deploy()
     run_id = machine.launch("--exit-before-first-step")["run_id"]
-    with pytest.raises(RefusalError, match=r"no first step .crashed; exit 2") as caught:
+    with pytest.raises(RefusalError, match=r" died: exit 2") as caught:
         machine.ask("await_progress", run_id=run_id)
     assert caught.value.code == "no-first-step"
     assert caught.value.data["why"] == "crashed"

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
+import subprocess
 
 import pytest
 
@@ -197,6 +199,20 @@ def test_each_change_is_one_line_of_history_and_no_more(machine):
     assert [line["verb"] for line in lines] == ["sync", "sync", "launch", "kill"]
     assert {line["who"] for line in lines} == {"tester"}
     assert [line["result"] for line in lines] == ["synced", "synced", "started", "finished"]
+
+
+def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(machine):
+    run_id = machine.train()["run_id"]
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    folders = (machine.root, machine.run_folder(run_id))
+    left = [folder / f".tmp-exit.json-{gone.pid}" for folder in folders]
+    used = [folder / f".tmp-exit.json-{os.getpid()}" for folder in folders]
+    for path in left + used:
+        path.write_text("")
+    machine.change("# changed\n")
+    machine.sync()
+    assert machine.temporary() == used
 
 
 @pytest.mark.needs_namespaces

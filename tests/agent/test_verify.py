@@ -207,6 +207,20 @@ def test_checks_run_niced_and_limited_and_go_with_the_desk(machine):
     assert not lives(pid)
 
 
+def test_checks_write_under_the_root_and_nothing_of_it_stays(machine):
+    machine.change(
+        "\nimport pathlib, tempfile\n"
+        "pathlib.Path(tempfile.mkdtemp(), 'big').write_text('x')\n"
+        f"pathlib.Path({str(machine.home / 'told')!r}).write_text(tempfile.gettempdir())\n"
+    )
+    machine.lease()
+    machine.sync()
+    assert features(machine)["missing"] == []
+    told = Path((machine.home / "told").read_text())
+    assert told.parent == machine.root
+    assert machine.temporary() == []
+
+
 @pytest.mark.parametrize("end", ["deadline", "SIGKILL"])
 def test_checks_go_with_their_verb(machine, end):
     machine.deploy()

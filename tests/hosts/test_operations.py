@@ -279,7 +279,7 @@ def test_a_wait_whose_path_is_cut_goes_on_over_a_new_one(machine, deploy, new_ru
         outcome = deploy(through, run, (await_progress,))["await_progress"]
         cutter.join()
     assert outcome.state == "ok"
-    assert [note for note in notes if "await_progress asked again" in note]
+    assert [note for note in notes if "await-progress asked again" in note]
 
 
 def test_ctrl_c_ends_the_waiting_gives_the_lease_back_and_tells_what_was_under_way(

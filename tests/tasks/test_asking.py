@@ -109,6 +109,14 @@ def test_a_connection_is_tried_again_within_its_deadline_and_told(link):
     assert "name unknown" in door.notes[1]
 
 
+def test_who_tells_it_in_other_words_hears_of_no_attempts(link):
+    door = link(calls=[(0.1, down())] * 4)
+    door.quiet = True
+    with pytest.raises(errors.Unreachable):
+        door.ask(*ASK, deadline=60)
+    assert door.notes == []
+
+
 def test_a_host_that_stays_down_is_given_up_after_four_attempts(link):
     door = link(calls=[(0.1, down())] * 9)
     with pytest.raises(errors.Unreachable, match="wake it"):

@@ -101,6 +101,7 @@ def test_a_follower_gives_up_at_the_end_of_its_patience():
         read(link, follow=True)
     assert len(link.asked) == PATIENCE_S // 10 + 3
     assert len(link.notes) == 1
+    assert link.quiet
 
 
 @pytest.mark.parametrize("follow", [False, True])
