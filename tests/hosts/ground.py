@@ -30,7 +30,7 @@ def needs(ability: str) -> None:
 
 
 def able(ability: str) -> bool:
-    """Say whether this machine has `ability`: sshd or pidns."""
+    """Say whether this machine has `ability`: sshd, pidns, or network (of its own, and TUN)."""
     return not _lacking(ability)
 
 
@@ -40,6 +40,8 @@ def _lacking(ability: str) -> str:
         return "no sshd here (openssh-server)"
     if ability == "sshd":
         return ""
+    if ability == "network":
+        return _lacking("pidns") or _lacking_network()
     assert ability == "pidns"
     if os.geteuid() != 0:
         return "no PID namespace of its own: not root"
@@ -50,6 +52,14 @@ def _lacking(ability: str) -> str:
         check=False,
     )
     return "no PID namespace of its own: unshare is not allowed" if tried.returncode else ""
+
+
+def _lacking_network() -> str:
+    make = "ip tuntap add probe0 mode tun && ip link set probe0 up"
+    tried = subprocess.run(
+        ["unshare", "--net", "sh", "-c", make], capture_output=True, timeout=20, check=False
+    )
+    return "no network of its own: TUN devices or iproute2 are missing" if tried.returncode else ""
 
 
 def until(truth, seconds: float = 10.0, what: str = "it") -> object:

@@ -66,6 +66,7 @@ class Lab:
         shell: str | None = None,
         sshd: tuple[str, ...] = (),
         known: bool = True,
+        network: bool = False,
     ) -> Machine:
         """Start a host.
 
@@ -76,6 +77,8 @@ class Lab:
             shell: pidns only: the login shell.
             sshd: lines for its sshd_config; they win over those that are here.
             known: whether known_hosts has its key.
+            network: pidns only: it has a network of its own too, without any interface yet, and
+                its sshd listens to whatever comes.
         """
         needs("pidns" if mode == "pidns" else "sshd")
         machine = Machine(self, name, mode, init)
@@ -84,13 +87,16 @@ class Lab:
         shutil.copy(f"{self.key}.pub", machine.folder / "authorized_keys")
         if shell is not None:
             self._passwd(machine.folder / "passwd", shell)
-        self._configure(machine, sshd)
+        self._configure(machine, (*sshd, f"ListenAddress {'0.0.0.0' if network else '127.0.0.1'}"))
         if known:
             with self.known_hosts.open("a") as file:
                 file.write(f"[127.0.0.1]:{machine.port} {machine.host_key}\n")
-        self._run(machine, init)
+        self._run(machine, init, ["--net"] if network else [])
         self.machines.append(machine)
-        until(lambda: _banner(machine.port), what=f"sshd of {name}, see {machine.folder},")
+        answers = (
+            (lambda: "listening" in machine.log()) if network else lambda: _banner(machine.port)
+        )
+        until(answers, what=f"sshd of {name}, see {machine.folder},")
         return machine
 
     @staticmethod
@@ -101,7 +107,6 @@ class Lab:
             "\n".join(
                 (
                     *lines,
-                    "ListenAddress 127.0.0.1",
                     f"Port {machine.port}",
                     f"HostKey {at}/host_key",
                     f"AuthorizedKeysFile {at}/authorized_keys",
@@ -120,7 +125,7 @@ class Lab:
         )
 
     @staticmethod
-    def _run(machine: Machine, init: str) -> None:
+    def _run(machine: Machine, init: str, more: list[str]) -> None:
         assert SSHD is not None
         at = machine.folder
         if machine.mode == "shared":
@@ -128,7 +133,7 @@ class Lab:
                 Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
             words = [SSHD, "-D", "-E", f"{at}/sshd.log", "-f", f"{at}/sshd_config"]
         else:
-            spaces = ["--pid", "--mount", "--fork", "--mount-proc", "--kill-child"]
+            spaces = ["--pid", "--mount", "--fork", "--mount-proc", "--kill-child", *more]
             words = ["unshare", *spaces, "bash", "-c", INIT, "init", str(at), init, SSHD]
         with (at / "init.log").open("wb") as log:
             machine.process = subprocess.Popen(

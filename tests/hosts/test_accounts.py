@@ -60,7 +60,7 @@ def trainers(machine):
     [
         pytest.param("bash", marks=pytest.mark.long),
         pytest.param("dash", marks=pytest.mark.long),
-        "fish",
+        pytest.param("fish", marks=pytest.mark.long),
         "tcsh",
     ],
 )

@@ -119,7 +119,9 @@ def test_a_full_disk_before_a_sync_stops_it_and_nothing_else(contained, disk, wo
     assert trains(contained) != pid
 
 
-@pytest.mark.parametrize("when", ["in the middle", "at the very end"])
+@pytest.mark.parametrize(
+    "when", [pytest.param("in the middle", marks=pytest.mark.long), "at the very end"]
+)
 def test_a_disk_that_fills_up_during_a_sync(contained, disk, work, stub, when):
     space = disk("size=64m")
     assert work() == []
@@ -164,6 +166,7 @@ class _Filling:
                     self._space = None
 
 
+@pytest.mark.long
 def test_a_root_that_became_read_only_is_named_and_the_run_goes_on(contained, disk, work, stub):
     space = disk("size=64m")
     assert work() == []
@@ -193,6 +196,7 @@ def test_no_inodes_are_told_before_anything_is_sent(contained, disk, work, stub)
     assert (trains(contained), space.trees()) == (pid, before)
 
 
+@pytest.mark.long
 def test_inodes_that_run_out_meanwhile_are_told_as_that(contained, disk, work, stub):
     """A quota on files looks like this too: space is free, and nothing new can be made."""
     space = disk("size=64m,nr_inodes=400")
