@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import os
+import shutil
 import sys
+import time
 from typing import TYPE_CHECKING
 
 from trainer.errors import FeatureError, TrainerError
 from trainer.stop import Stop, Stopped
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
+    from typing import TextIO
 
 USAGE = """\
 usage: python -m trainer COMMAND [FLAGS]
@@ -34,6 +38,7 @@ speculative decoding with a frozen target.
   python -m trainer train --target-model ~/models/Qwen3-8B --data-dir ~/completions \\
       --output-dir ~/checkpoints --epochs 6 --lr 6e-4
 """
+_REDRAWN_S = 0.2
 # Imported only for its own command, as each brings in much.
 ROOMS = {
     "prepare": ("trainer.prepare", "main"),
@@ -86,7 +91,11 @@ def _train(argv: Sequence[str]) -> int:
             return world.launch(config.dp_pairs, argv, stop)
         from trainer import train
 
-        train.run(config, stop, status, _say)
+        screen = Screen(sys.stdout)
+        try:
+            train.run(config, stop, status, screen.say, screen.show)
+        finally:
+            screen.clear()
     except Stopped:
         from trainer import world
 
@@ -96,6 +105,35 @@ def _train(argv: Sequence[str]) -> int:
     finally:
         stop.deafen()
     return 0
+
+
+class Screen:
+    """Prints lines; on a terminal also one that the next line replaces, a few times a second."""
+
+    def __init__(self, out: TextIO, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._out, self._clock = out, clock
+        self._drawn_at = -math.inf if out.isatty() else math.inf
+        self._drawn = False
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.clear()
+        print(text, file=self._out, flush=True)
+
+    def show(self, text: str) -> None:
+        """Draw a line that the next one replaces; nothing where nobody looks."""
+        if self._clock() - self._drawn_at < _REDRAWN_S:
+            return
+        self.clear()
+        # Cut: a line that wraps could not be taken back.
+        print(text[: shutil.get_terminal_size().columns - 1], end="", file=self._out, flush=True)
+        self._drawn, self._drawn_at = True, self._clock()
+
+    def clear(self) -> None:
+        """Take the drawn line back."""
+        if self._drawn:
+            print("\r\x1b[K", end="", file=self._out, flush=True)
+            self._drawn = False
 
 
 def _say(text: str) -> None:

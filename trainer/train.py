@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,7 +14,8 @@ from trainer.build.resuming import resumed
 from trainer.build.run import ACCEPTED, BLOCKS, TOKENS
 from trainer.build.saving import Saving
 from trainer.errors import InputError, NonFiniteError
-from trainer.record import metrics
+from trainer.record import events, metrics
+from trainer.record.events import Events
 from trainer.record.metrics import Metrics
 from trainer.record.status import Status, Step, folder_of, release_digest
 from trainer.stop import Stop
@@ -23,7 +25,6 @@ from trainer.world import ALONE, join
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from trainer.build import Say
     from trainer.build.run import MicroBatch, Run
@@ -35,8 +36,15 @@ if TYPE_CHECKING:
     from trainer.pipeline import Pipeline
 
 
-def run(config: TrainConfig, stop: Stop, status: Status, say: Say) -> None:
+def run(config: TrainConfig, stop: Stop, status: Status, say: Say, show: Say | None = None) -> None:
     """Train until the epochs are over or a stop is asked for; either way the end is a checkpoint.
+
+    Args:
+        config: the run.
+        stop: whether it was asked to end.
+        status: where others read how far it is.
+        say: told what a person should know, a line each.
+        show: told the line of every step, for a terminal; None: there is none.
 
     Raises:
         InputError: target, data or checkpoint are not what the run needs.
@@ -44,7 +52,9 @@ def run(config: TrainConfig, stop: Stop, status: Status, say: Say) -> None:
         Stopped: a stop was asked for before the first step.
     """
     world = join(config.dp_pairs, config.device)
-    say = say if world.first else _silent
+    say, show = (say, show or _silent) if world.first else (_silent, _silent)
+    if config.tensorboard:
+        events.check()
     status.phase("loading")
     parts = build(config, world, pause=stop.check, say=say)
     total = parts.schedule.total(parts.start)
@@ -60,17 +70,31 @@ def run(config: TrainConfig, stop: Stop, status: Status, say: Say) -> None:
         release=release_digest(),
         checkpoint=parts.resumed_from and str(parts.resumed_from),
     )
-    measures = Metrics(folder_of(config.output_dir) if world.first else None)
+    measures = _measures(parts) if world.first else Metrics(None)
     try:
         world.meet(stop)
-        _train(parts, stop, status, measures, say, total=total)
+        _train(parts, stop, status, measures, say, show=show, total=total)
     finally:
         measures.close()
         world.close()
 
 
+def _measures(parts: Run) -> Metrics:
+    config = parts.config
+    board = Path(config.output_dir) / "tensorboard"
+    drawn = Events(board, start=parts.start.step) if config.tensorboard else None
+    return Metrics(folder_of(config.output_dir), events=drawn)
+
+
 def _train(
-    parts: Run, stop: Stop, status: Status, measures: Metrics, say: Say, *, total: int
+    parts: Run,
+    stop: Stop,
+    status: Status,
+    measures: Metrics,
+    say: Say,
+    *,
+    show: Say,
+    total: int,
 ) -> None:
     config, position = parts.config, parts.start
     stopping = False
@@ -86,8 +110,9 @@ def _train(
                 status.step(done)
                 tried = parts.try_out(done.step, last=done.step == total)
                 measures.step(done, tried)
-                if done.step % config.log_interval == 0 or done.step == total:
-                    say(metrics.line(done, config.block_size))
+                line = metrics.line(done, config.block_size)
+                due = done.step % config.log_interval == 0 or done.step == total
+                (say if due else show)(line)
                 if tried is not None:
                     say(metrics.trial_line(tried, done, config.block_size))
                 if config.save_interval and done.step % config.save_interval == 0:
@@ -108,7 +133,7 @@ def rehearse(config: TrainConfig, store: TokenStore, target: Target, shape: Draf
     parts = assembled(config, ALONE, store, target, shape, dtype=torch.float32)
     parts = resumed(parts, _silent)
     total = parts.schedule.total(parts.start)
-    _train(parts, Stop(), Status(None), Metrics(None), _silent, total=total)
+    _train(parts, Stop(), Status(None), Metrics(None), _silent, show=_silent, total=total)
     return parts
 
 

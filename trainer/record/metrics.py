@@ -12,19 +12,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from trainer.record.events import Events
     from trainer.record.status import Step, Trialled
 
 
 class Metrics:
-    """Appends one object a step to metrics.jsonl; with no folder it keeps nothing."""
+    """Appends one object a step to metrics.jsonl, and a point to each curve of `events`.
 
-    def __init__(self, folder: Path | None, *, clock: Callable[[], float] = time.time) -> None:
+    With no folder, and no events, it keeps nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None,
+        *,
+        events: Events | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
         self._clock = clock
+        self._events = events
         # Line-buffered: a step that is in status.json is in here too, whatever ends the process.
         self._file = (folder / "metrics.jsonl").open("a", buffering=1) if folder else None
 
     def step(self, done: Step, tried: Trialled | None = None) -> None:
         """One step more is done; after some of them the drafter was tried out."""
+        if self._events is not None:
+            self._events.step(done, tried)
         if self._file is None:
             return
         line: dict[str, object] = {
@@ -52,7 +65,9 @@ class Metrics:
             self._file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
-        """Let the file go."""
+        """Let the files go."""
+        if self._events is not None:
+            self._events.close()
         if self._file is not None:
             with despite_disk():
                 self._file.close()
