@@ -222,8 +222,8 @@ def main(stdin: BinaryIO, stdout: BinaryIO) -> None:
     except OSError as error:
         where = error.filename or _root_of(request)
         if error.errno in space.FULL:
-            refused = space.full(where, error.errno)
-            desk.end(b"E", {"code": "failed", "text": refused.text, "data": refused.data})
+            full = space.full(where, error.errno)
+            desk.end(b"E", {"code": full.code, "text": full.text, "data": full.data})
         elif error.errno in OUTSIDE:
             text = f"{where}: {error.strerror}; put that right on the host, then repeat"
             desk.end(b"E", {"code": "failed", "text": text, "data": {"errno": error.errno}})
