@@ -23,6 +23,16 @@ KINDS = {
 }
 
 
+EXAMPLES = "the hosts.yaml that came with the project shows how it is written"
+LONGEST = 240
+"""Characters of one part of a message; a whole file may stand where a word should."""
+
+
+def _cut(text: str) -> str:
+    shown = visible(text)
+    return shown if len(shown) <= LONGEST else f"{shown[: LONGEST - 3]}..."
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Give "did you mean 'gpus'?", or "" when nothing is near."""
     near = difflib.get_close_matches(word, list(known), n=1)
@@ -57,8 +67,10 @@ class Fields:
         return f"{self.source}: {self.path}.{key}" if self.path else f"{self.source}: {key}"
 
     def wrong(self, key: str, what: str, hint: str = "") -> NoReturn:
-        """Refuse the value at `key`."""
-        raise ConfigError(self.place(key), what, hint)
+        """Refuse the value at `key`, in one line that can be read."""
+        if hint in what and hint:
+            hint = ""
+        raise ConfigError(_cut(self.place(key)), _cut(what), _cut(hint) or EXAMPLES)
 
     def only(self, *known: str) -> None:
         """Refuse keys that are not among `known`."""
@@ -147,4 +159,4 @@ def shown(value: object) -> str:
     if type(value) in {list, dict}:
         return KINDS[type(value)]
     kind = KINDS.get(type(value), f"a {type(value).__name__}").removeprefix("a ")
-    return f"the {kind} {visible(str(value))}"
+    return f"the {kind} {_cut(str(value))}"

@@ -71,11 +71,22 @@ class _Loader(yaml.SafeLoader):
             seen[name] = line
         return super().construct_mapping(node, deep)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, LookupError, AttributeError, TypeError, OverflowError):
+            # A scalar that looks like a date, a number or what its tag says, and is none.
+            line, value = node.start_mark.line + 1, visible(str(node.value))[:60]
+            kind = str(node.tag).rpartition(":")[2]
+            what = f"{value} is no {visible(kind)}"
+            raise ConfigError(f"{self.name}:{line}", what, "put text in quotes") from None
+
 
 def _load(text: str, source: str) -> object:
-    loader = _Loader(text)
-    loader.name = source
+    loader = None
     try:
+        loader = _Loader(text)
+        loader.name = source
         return loader.get_single_data()
     except yaml.YAMLError as wrong:
         mark = getattr(wrong, "problem_mark", None)
@@ -87,7 +98,8 @@ def _load(text: str, source: str) -> object:
     except RecursionError:
         raise ConfigError(source, "is nested too deeply", "write it flat") from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
