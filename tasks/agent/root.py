@@ -9,7 +9,7 @@ import stat
 from typing import Any, Dict, List, Optional
 
 from .desk import Refused, want
-from .machine import host_name, machine_id
+from .machine import first_line, host_name, machine_id
 
 TEMPORARY = ".tmp-"
 """Names that begin so are nobody's; whoever holds the lock next removes them."""
@@ -106,21 +106,25 @@ class Root:
     def sweep(self) -> None:
         """Remove what interrupted verbs and killed keepers left. Only under the lock.
 
-        Keepers and verbs that only look write without the lock, under names that end in their
-        pid: what belongs to a process that lives is left.
+        Verbs that only look write into the root without the lock, and keepers into their runs, by
+        names that end in their pid: what belongs to a process that lives is left.
         """
-        folders = [self.path, self.blobs, self.releases, self.runs]
+        shared = [self.path]
         if os.path.isdir(self.runs):
-            folders += [self.run(name) for name in os.listdir(self.runs) if RUN_ID.match(name)]
-        for folder in folders:
+            shared += [self.run(name) for name in os.listdir(self.runs) if RUN_ID.match(name)]
+        for folder in (self.blobs, self.releases, self.runs, *shared):
             for name in os.listdir(folder) if os.path.isdir(folder) else []:
-                if name.startswith(TEMPORARY) and not _in_use(name):
+                if name.startswith(TEMPORARY) and not (folder in shared and _in_use(name)):
                     remove(os.path.join(folder, name))
 
 
 def _in_use(name: str) -> bool:
     pid = name.rpartition("-")[2]
-    return pid.isdigit() and pid != str(os.getpid()) and os.path.isdir(f"/proc/{pid}")
+    if not pid.isdigit() or pid == str(os.getpid()):
+        return False
+    # The state stands behind the name in parentheses; a zombie writes nothing any more.
+    state = (first_line(f"/proc/{pid}/stat") or ") X").rpartition(")")[2].split()
+    return bool(state) and state[0] not in "ZX"
 
 
 def expand(text: str, what: str) -> str:

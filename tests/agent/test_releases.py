@@ -208,6 +208,7 @@ def test_what_a_dead_process_left_is_swept_and_what_a_living_one_writes_is_not(m
     folders = (machine.root, machine.run_folder(run_id))
     left = [folder / f".tmp-exit.json-{gone.pid}" for folder in folders]
     used = [folder / f".tmp-exit.json-{os.getpid()}" for folder in folders]
+    left.append(machine.root / "runs" / f".tmp-20261130-185839-{os.getpid() % 10_000:04d}")
     for path in left + used:
         path.write_text("")
     machine.change("# changed\n")
