@@ -145,7 +145,7 @@ def test_a_process_that_cannot_be_ended_is_named_with_its_state(machine, freezer
 
 
 def test_a_full_disk_does_not_hide_how_a_run_ended(small_disk):
-    run_id = small_disk.launch("--load-seconds", 1.5)["run_id"]
+    run_id = small_disk.launch("--load-seconds", 1.5, "--crash-at", 3)["run_id"]
     folder = small_disk.run_folder(run_id)
     small_disk.fill()
     pid = json.loads(small_disk.inside(f"cat {folder}/process.json"))["trainer"]["pid"]
