@@ -12,6 +12,7 @@ from tasks.errors import ConnectionLost, DeployError, Interrupted, Unreachable
 from tasks.link.dial import CONNECT_SECONDS, Call, call
 from tasks.link.exchange import Exchange, Question
 from tasks.link.program import BOOT, program
+from tasks.link.replies import checked
 from tasks.link.route import route
 from tasks.link.trust import Trust
 
@@ -189,7 +190,8 @@ class Link:
             stopped=lambda: self._stopped,
         )
         try:
-            return exchange.run(blobs, on_progress)
+            said = exchange.run(blobs, on_progress)
+            return checked(self.host.name, question.verb, said)
         finally:
             self.noise = exchange.noise
 
