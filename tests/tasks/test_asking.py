@@ -62,6 +62,8 @@ class Open:
 
 
 class Conversation:
+    noise = ""
+
     def __init__(self, script):
         self._script = script
 
