@@ -43,7 +43,7 @@ def public(lease: Dict[str, Any]) -> Dict[str, Any]:
 def _held(lease: Dict[str, Any], hint: str = "--wait-lease waits for your turn") -> Refused:
     return Refused(
         "lease-held",
-        f"lease: held by {lease.get('who')} on {lease.get('host')} ({lease.get('why')}) since"
+        f"by {lease.get('who')} on {lease.get('host')} ({lease.get('why')}) since"
         f" {lease.get('since')}, for {lease['left_s']:.0f} s more; {hint}",
         **public(lease),
     )
@@ -52,8 +52,7 @@ def _held(lease: Dict[str, Any], hint: str = "--wait-lease waits for your turn")
 def _lost() -> Refused:
     return Refused(
         "lease-held",
-        "lease: ours is gone: it ran out, or somebody freed it; what was not done yet was not"
-        " changed; look at `fab status`, then begin again",
+        "ours is gone: it ran out, or somebody freed it; nothing was changed since; begin again",
     )
 
 
@@ -188,6 +187,7 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         return {"changed": False, **lease, "seconds": seconds, "left_s": seconds}
     os.makedirs(root.path, exist_ok=True)
     with locked(desk, root):
+        desk.check()  # who died while this waited would keep others out for the whole time
         root.claim()
         _own(root, token)
         root.sweep()
