@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Rows = list[tuple[list[int], list[int]]]
 """Ids and mask of each row of a batch, as Python lists."""
 Batch = tuple[torch.Tensor, ...]
-"""Ids, mask, and which slots are whose: all that a step needs."""
+"""Ids, mask, and what tells the rows apart: lengths, or a mask of the padding."""
 
 
 def open_dataset(folder: Path) -> datasets.Dataset:
@@ -53,10 +53,10 @@ def fetch_tensors(held: datasets.Dataset, rows: list[int]) -> Batch:
     """As a torch DataLoader fetches from a data set in torch format, then put end to end."""
     items = held.__getitems__(rows)
     input_ids = [each["input_ids"] for each in items]
-    return _flat(
+    return (
         torch.cat(input_ids),
         torch.cat([each["loss_mask"] for each in items]),
-        [len(each) for each in input_ids],
+        torch.tensor([len(each) for each in input_ids]),
     )
 
 
@@ -64,17 +64,11 @@ def fetch_arrow(held: datasets.Dataset, rows: list[int]) -> Batch:
     """Past the formats: the rows as an Arrow table, whose flat values are taken by hand."""
     table = held[rows]
     ids, mask = (table[name].combine_chunks() for name in _COLUMNS)
-    return _flat(
+    return (
         torch.from_numpy(ids.flatten().to_numpy().astype(np.int64)),
         torch.from_numpy(mask.flatten().to_numpy() != 0),
-        ids.value_lengths().to_pylist(),
+        torch.tensor(ids.value_lengths().to_pylist()),
     )
-
-
-def _flat(ids: torch.Tensor, mask: torch.Tensor, lengths: list[int]) -> Batch:
-    # End to end, a batch says what padding says by its shape: which document, and where in it.
-    document = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    return ids, mask, document, torch.cat([torch.arange(length) for length in lengths])
 
 
 _COLUMNS = ("input_ids", "loss_mask")

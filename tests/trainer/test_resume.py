@@ -63,15 +63,16 @@ def go(flags, tmp_path, monkeypatch):
     return train_now
 
 
-def test_a_stop_in_any_step_resumes_to_the_same_bits(go, tmp_path):
-    _, whole = go("whole", epochs=3)
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_a_stop_in_any_step_resumes_to_the_same_bits(go, tmp_path, layout):
+    _, whole = go("whole", epochs=3, layout=layout)
     total = status(tmp_path / "whole")["step"]
     for k in range(1, total):
-        said, _ = go(f"at-{k}", epochs=3, stop_in=k)
+        said, _ = go(f"at-{k}", epochs=3, layout=layout, stop_in=k)
         assert said[-1] == f"stopped  at step {k}"
         held = status(tmp_path / f"at-{k}")
         assert (held["phase"], held["checkpoint"][-8:]) == ("stopped", f"{k:08}")
-        said, resumed = go(f"at-{k}", epochs=3)
+        said, resumed = go(f"at-{k}", epochs=3, layout=layout)
         assert same(whole, resumed), f"stopped in step {k} of {total}"
         # Nothing is trained on twice, and nothing left out.
         assert steps_seen(tmp_path / f"at-{k}") == list(range(1, total + 1))
@@ -124,6 +125,19 @@ def test_another_shape_or_other_data_is_refused(go, data):
             go("out")
     finally:
         made.write_stream(data / "data-00000-of-00001.arrow", made.table(made.rows(14)))
+
+
+def test_a_run_stays_in_the_layout_it_began_with(go):
+    # Runs from before there were two layouts do not say theirs; they were padded.
+    go("out", steps=1, layout="padded")
+    said, _ = go("out", steps=2)
+    assert "layout    padded, as the run began" in said
+    assert said[-1] == "finished  at step 2"
+    with pytest.raises(InputError, match="with data layout padded, this run has packed; give"):
+        go("out", steps=3, layout="packed")
+    go("other", steps=1)
+    with pytest.raises(InputError, match="with data layout packed, this run has padded; give"):
+        go("other", steps=2, layout="padded")
 
 
 def test_what_may_change_may_change(go):

@@ -13,6 +13,7 @@ from trainer.build.run import Run
 from trainer.errors import InputError, NonFiniteError
 from trainer.model.target import Target
 from trainer.pipeline import StageError
+from trainer.record import checkpoint
 from trainer.record.status import Status
 from trainer.stop import Stop
 
@@ -131,6 +132,42 @@ def test_an_id_that_the_target_lacks_is_named_with_its_row(go, tmp_path):
     )
     with pytest.raises(InputError, match=r"row 3: id 64 at position 1; the target has ids 0 to 63"):
         go(data_dir=folder)
+
+
+def test_an_id_is_found_in_its_batch_where_data_are_not_read_before(go, tmp_path):
+    folder = made.save_to_disk(
+        tmp_path / "wide", [made.table([*made.rows(3), ([5, 64, 6], [1, 1, 1])])]
+    )
+    with pytest.raises(StageError, match=r"assemble: .*: row 3: id 64 at position 1") as caught:
+        go(data_dir=folder, data_check="lazy")
+    assert caught.value.exit_code == 2
+
+
+def test_a_recurrent_target_is_padded_and_refuses_to_be_packed(go, tmp_path):
+    from tests.trainer import tiny
+
+    folder, _ = tiny.save_qwen35(tmp_path / "model")
+    more = {"target_model": folder, "target_layer_ids": "1,3", "steps": 2, "draft_head_dim": 16}
+    go("auto", **more)
+    assert checkpoint.newest(tmp_path / "auto", say=print).facts["data"]["layout"] == "padded"
+    with pytest.raises(
+        InputError, match="--layout: is packed, but the target has layers of linear"
+    ):
+        go("packed", layout="packed", **more)
+
+
+def test_what_was_dropped_and_cut_is_said(go, tmp_path):
+    rows = [*made.rows(6), ([1] * 70, [0] * 60 + [1] * 10), ([1] * 70, [1] * 70), ([1, 2], [0, 0])]
+    folder = made.save_to_disk(tmp_path / "mixed", [made.table(rows)])
+    made.write_stream(folder / "stale.arrow", made.table(rows))
+    said, _ = go("cut", data_dir=folder, overlong="truncate", steps=1)
+    told = [line for line in said if line.startswith("data ")]
+    tokens = sum(len(ids) for ids, _ in rows[:6]) + 128
+    assert told[0] == (
+        f"data      8 rows, {tokens} tokens, 1 dropped (without two trained tokens in a row),"
+        " 2 truncated"
+    )
+    assert told[1].startswith(f"data      {folder}: stale.arrow is not listed in state.json")
 
 
 def test_data_that_fills_no_step_is_told(go):

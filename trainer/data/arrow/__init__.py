@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainer.data.arrow.columns import ALL, Rows, rows_of
+from trainer.data.arrow.columns import Rows, needed, rows_of
 from trainer.data.arrow.containers import batches, indices
 from trainer.data.arrow.discover import Found, find
 from trainer.data.arrow.scan import USELESS, scan
@@ -57,7 +57,7 @@ def load(
     parts: list[Rows] = []
     for path in found.files:
         row = 0
-        for batch, mapped in batches(path, ALL):
+        for batch, mapped in batches(path, needed):
             if batch.num_rows or not parts:
                 parts.append(rows_of(batch, path, row, mapped))
             row += batch.num_rows

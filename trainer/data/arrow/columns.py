@@ -24,7 +24,6 @@ IDS = ("input_ids", "tokens", "token_ids")
 MASKS = ("loss_mask", "completion_mask", "assistant_masks")
 LABELS = "labels"
 PROMPTS = ("prompt_length", "prompt_len")
-ALL = (*IDS, *MASKS, LABELS, *PROMPTS)
 
 
 class Rows(NamedTuple):
@@ -37,16 +36,12 @@ class Rows(NamedTuple):
     lengths_R: Int64
 
 
-def rows_of(batch: pa.RecordBatch, path: Path, first_row: int, mapped: Mapped | None) -> Rows:
-    """A record batch as rows of one chunk.
-
-    What is a view of the mapped file stays there. What had to be decoded (Parquet, compressed
-    batches) is held at 5 bytes a token, so that the batch can go.
+def needed(path: Path, names: list[str]) -> tuple[str, str]:
+    """Which of a file's columns hold the ids, and what is trained on.
 
     Raises:
-        InputError: a column is missing, is of another kind or is damaged, or two do not agree.
+        InputError: there is none for one of them.
     """
-    names = batch.schema.names
     ids_name = _first(IDS, names)
     mask_name = _first((*MASKS, LABELS, *PROMPTS), names)
     if ids_name is None:
@@ -59,6 +54,19 @@ def rows_of(batch: pa.RecordBatch, path: Path, first_row: int, mapped: Mapped | 
             f"{path}: has no column {MASKS[0]}; it has {', '.join(names)}; add one, or"
             f" {', '.join((*MASKS[1:], LABELS))} or {PROMPTS[0]}"
         )
+    return ids_name, mask_name
+
+
+def rows_of(batch: pa.RecordBatch, path: Path, first_row: int, mapped: Mapped | None) -> Rows:
+    """A record batch as rows of one chunk.
+
+    What is a view of the mapped file stays there. What had to be decoded (Parquet, compressed
+    batches) is held at 5 bytes a token, so that the batch can go.
+
+    Raises:
+        InputError: a column is missing, is of another kind or is damaged, or two do not agree.
+    """
+    ids_name, mask_name = needed(path, batch.schema.names)
     told = _Told(path, first_row)
     ids = told.spans(batch, ids_name)
     if mask_name in PROMPTS:

@@ -11,7 +11,7 @@ from trainer.data.arrow.mapped import Mapped
 from trainer.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 # The last eight bytes of a whole Arrow stream. A stream that was cut between two messages reads
@@ -31,12 +31,14 @@ _ROWS = 1024
 """Rows of Parquet decoded together."""
 
 
-def batches(path: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Mapped | None]]:
+def batches(
+    path: Path, needed: Callable[[Path, list[str]], Sequence[str]]
+) -> Iterator[tuple[pa.RecordBatch, Mapped | None]]:
     """Record batches of a file, and the mapping that their arrays may be views of.
 
     Args:
         path: the file.
-        names: columns that are wanted, where they exist; only Parquet reads no others.
+        needed: which of the file's columns are wanted; asked by Parquet, which reads no others.
 
     Raises:
         InputError: it is no such file, or not whole.
@@ -48,7 +50,7 @@ def batches(path: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, 
     _refuse_foreign(path, head)
     try:
         if path.suffix == ".parquet":
-            yield from _parquet(path, names)
+            yield from _parquet(path, needed)
         elif head.startswith(_FILE):
             reader = pa.ipc.open_file(pa.py_buffer(mapped.memory))
             for number in range(reader.num_record_batches):
@@ -71,24 +73,23 @@ def batches(path: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, 
 
 
 def _refuse_foreign(path: Path, head: bytes) -> None:
+    kind = "Parquet" if path.suffix == ".parquet" else "Arrow"
     for magic, name in _FOREIGN.items():
         if head.startswith(magic):
             what, _, remedy = name.partition("; ")
-            raise InputError(f"{path}: is {what}, not Arrow data; {remedy}")
+            raise InputError(f"{path}: is {what}, not {kind} data; {remedy}")
     if head.startswith(_PARQUET) and path.suffix != ".parquet":
         raise InputError(f"{path}: is a Parquet file, not Arrow data; name it .parquet")
     if head.startswith((_FILE, _STREAM)) and path.suffix == ".parquet":
         raise InputError(f"{path}: is Arrow data, not a Parquet file; name it .arrow")
 
 
-def _parquet(path: Path, names: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, None]]:
+def _parquet(
+    path: Path, needed: Callable[[Path, list[str]], Sequence[str]]
+) -> Iterator[tuple[pa.RecordBatch, None]]:
     with pq.ParquetFile(path) as file:
-        wanted = [name for name in file.schema_arrow.names if name in names]
-        if not wanted:
-            # Nothing to decode; the columns that are there are told by who looks for ours.
-            yield pa.RecordBatch.from_pylist([], schema=file.schema_arrow), None
-            return
-        for batch in file.iter_batches(_ROWS, columns=wanted):
+        wanted = needed(path, file.schema_arrow.names)
+        for batch in file.iter_batches(_ROWS, columns=list(wanted)):
             yield batch, None
 
 
@@ -99,7 +100,7 @@ def indices(path: Path) -> pa.Array:
         InputError: it is no such file.
     """
     parts = []
-    for batch, _ in batches(path, ()):
+    for batch, _ in batches(path, lambda _, names: names):
         column = batch.column(0) if batch.num_columns == 1 else None
         if column is None or not pa.types.is_integer(column.type) or column.null_count:
             raise InputError(

@@ -53,11 +53,6 @@ def spans(column: pa.Array, *, bools: bool = False) -> Spans:
         inner = inner.value_type
     if layout is None or not (pa.types.is_integer(inner) or (bools and pa.types.is_boolean(inner))):
         raise WrongColumnError(f"is {kind}; lists of integers are needed")
-    try:
-        # Constant time: are the buffers as long as they should be?
-        column.validate()
-    except pa.ArrowException as error:
-        raise WrongColumnError(f"is damaged: {' '.join(str(error).split())}") from error
     child = column.values
     starts_R, lengths_R = _offsets(column, layout)
     if column.null_count:
@@ -66,6 +61,11 @@ def spans(column: pa.Array, *, bools: bool = False) -> Spans:
         starts_R, lengths_R = np.where(present, starts_R, 0), np.where(present, lengths_R, 0)
     ordered = not (column.null_count or layout.sizes)
     _check_bounds(starts_R, lengths_R, len(child), ordered=ordered)
+    try:
+        # Constant time: are the buffers as long as they should be? It names no row, so comes last.
+        column.validate()
+    except pa.ArrowException as error:
+        raise WrongColumnError(f"is damaged: {' '.join(str(error).split())}") from error
     if pa.types.is_dictionary(child.type):
         child = child.dictionary_decode()
     if child.null_count:
