@@ -84,6 +84,10 @@ def _root(rows: Rows, root: Root) -> None:
     except Refused as refused:
         rows.broken("root", refused.text, "give this host a `root` of its own in hosts.yaml")
         return
+    doubt = root.doubt()
+    if doubt is not None:
+        rows.warn("root", doubt, f"if it was renamed: rm {root.machine}; the next deploy makes it")
+        return
     rows.ok("root", f"{root.path} is {'ours' if ours else 'not there yet; a deploy makes it'}")
 
 

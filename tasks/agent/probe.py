@@ -40,6 +40,8 @@ def probe(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         if path:
             disks.append(_disk(what, expand(path, what), write=what == "output"))
     warnings += [f"{disk['path']}: {disk['error']}" for disk in disks if "error" in disk]
+    doubt = root.doubt()
+    warnings += [] if doubt is None else [doubt]
     login = machine.linger()
     if login["systemd"] and login["kills"] and not login["linger"]:
         warnings.append("logind ends processes at logout; run `loginctl enable-linger` once")

@@ -54,6 +54,8 @@ class Root:
         """
         if not os.path.isdir(self.path):
             return False
+        if not os.access(self.path, os.R_OK | os.X_OK):
+            raise self._of_user(os.stat(self.path).st_uid)
         if not os.path.exists(self.machine):
             # A typing error in `root` must not fill somebody's home with our folders.
             foreign = [
@@ -76,17 +78,39 @@ class Root:
         if owner.get("machine_id") != machine_id():
             raise Refused(
                 "not-ours",
-                f"{self.path}: root is shared with {owner.get('host')}; give each host its own",
+                f"{self.path}: root is shared with {owner.get('host')}; give each host its own. If"
+                " it was copied from there, or this is that host under a new id, and nothing"
+                f" trains in it elsewhere: remove {self.machine}",
                 host=owner.get("host"),
+                machine_id=owner.get("machine_id"),
             )
         if owner.get("uid") != os.getuid():
-            raise Refused(
-                "not-ours",
-                f"{self.path}: root belongs to uid {owner.get('uid')}, and this is uid"
-                f" {os.getuid()}; give each user their own",
-                uid=owner.get("uid"),
-            )
+            raise self._of_user(owner.get("uid"))
         return True
+
+    def _of_user(self, uid: Any) -> Refused:
+        return Refused(
+            "not-ours",
+            f"{self.path}: root belongs to uid {uid}, and this is uid {os.getuid()}; give each"
+            " user their own",
+            uid=uid,
+        )
+
+    def doubt(self) -> Optional[str]:
+        """What speaks against this being the machine that made the root, though its id says so.
+
+        Copies of a machine and containers of one image often have one id. They are told by name;
+        a name alone is no reason to refuse, because hosts are renamed.
+        """
+        owner = read_json(self.machine)
+        name = owner.get("host") if isinstance(owner, dict) else None
+        if name in (None, host_name()):
+            return None
+        return (
+            f"{self.path} was made by {name}, and this host with the same machine id calls itself"
+            f" {host_name()}: if both live, give the copy an id (systemd-machine-id-setup) and a"
+            " root of its own"
+        )
 
     def claim(self) -> None:
         """Say whose the root is. Only under the lock. Raises Refused, not-ours."""
