@@ -82,7 +82,7 @@ def carry_out(
                     if step := named[outcome.host].next_back():
                         untold.add(pool.submit(named[outcome.host].do, step))
         except KeyboardInterrupt:
-            under_way = _stop(hands) or f"before {operation.__name__}"
+            under_way = _stop(hands) or f"before {operation.__name__.replace('_', '-')}"
             for outcome in _as_they_end(untold):
                 on_outcome(outcome)
             raise Interrupted("fab", under_way, "see `fab status`") from None

@@ -161,7 +161,7 @@ class Hand:
                 holder = f"{held.facts.get('who')}, since {held.facts.get('since')}"
                 if holder != told:
                     told = holder
-                    self.link.notify(f"{held.where}: waiting for the lease: {held.what}")
+                    self.link.notify(f"{held.where}: waiting for the lease: held {held.what}")
                 self._sleep(LOOK_S)
             else:
                 return

@@ -72,6 +72,7 @@ def verify_features(host: Host, run: Run, link: Link) -> Effect:
             "required": list(host.run.features),
         },
         deadline=300,
+        lease=run.lease,
         by=run.by.words(),
     )
     features = reply.get("features") or []

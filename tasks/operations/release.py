@@ -84,6 +84,7 @@ def verify(host: Host, run: Run, link: Link) -> Effect:
             "back": run.back and run.back.words(),
         },
         deadline=120,
+        lease=run.lease,
         by=run.by.words(),
     )
     state = str(reply.get("state"))

@@ -160,6 +160,7 @@ def await_progress(host: Host, run: Run, link: Link) -> Effect:
         },
         # The host gives up a second before its own deadline, which is 2 s before ours.
         deadline=limit + 3,
+        lease=run.lease,
         by=run.by.words(),
         on_progress=on_progress,
     )

@@ -17,7 +17,7 @@ def test_a_lease_is_held_by_one_and_given_back(bare):
     again = bare.ask("lease_acquire", seconds=7200, why="tests", token=bare.token)
     assert again["changed"] is False
     with pytest.raises(
-        RefusalError, match=r"lease: held by tester on desk \(tests\) since .*; --wait-lease waits"
+        RefusalError, match=r"lease-held: by tester on desk \(tests\) since .*; --wait-lease waits"
     ) as caught:
         bare.ask("lease_acquire", seconds=5, why="others", token=secrets.token_hex(16))
     assert caught.value.code == "lease-held"
@@ -70,7 +70,7 @@ def test_a_lease_that_is_lost_is_not_taken_again_by_renewing(bare):
 def test_a_lease_is_freed_by_its_person_or_with_the_holder_s_name(bare):
     bare.lease()
     by = {"who": "anna", "host": "her-desk", "why": "fab lease --release"}
-    told = r"held by tester on desk .*; `fab lease --release --of tester` ends it all the same"
+    told = r"by tester on desk .*; `fab lease --release --of tester` ends it all the same"
     for of in (None, "anna"):
         with pytest.raises(RefusalError, match=told):
             bare.ask("lease_free", of=of, by=by)

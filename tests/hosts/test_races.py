@@ -65,7 +65,7 @@ def test_of_two_deploys_one_wins_and_the_other_says_whose_lease_it_is_or_waits(
                 (winner,) = [name for name in codes if codes[name] == 0]
                 (loser,) = [name for name in codes if codes[name] == 5]
                 told = "".join(said[loser])
-                assert f"held by {winner} on {os.uname().nodename} (fab deploy)" in told, why
+                assert f"lease held: by {winner} on {os.uname().nodename} (fab deploy)" in told, why
                 current = (machine.home / "fab/current/trainer/loop.py").read_text()
                 assert f"# edit {seed} of {winner}\n" in current, why
                 assert f"# edit {seed} of {loser}\n" not in current, why

@@ -132,7 +132,7 @@ def test_a_lease_of_somebody_else_is_waited_for_and_told_once(fleet):
     given = {"count": 1, "clock": lambda: now[0], "sleep": sleep}
     (outcome,) = fleet((act,), run=waiting, answers={"lease_acquire": held}, **given)
     assert (outcome.state, now[0]) == ("changed", 6)
-    assert fleet.doors["gpu1"].notes == ["gpu1: waiting for the lease: by anna"]
+    assert fleet.doors["gpu1"].notes == ["gpu1: waiting for the lease: held by anna"]
     now[0] = -20  # this time nobody gives it back
     (outcome,) = fleet((act,), run=waiting, answers={"lease_acquire": held}, **given)
     assert (outcome.error.exit_code, now[0]) == (5, -10)
