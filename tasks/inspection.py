@@ -83,7 +83,7 @@ def health(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: 
 
 @task(auto_shortflags=False, help=_LOOK)
 def doctor(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001  # Invoke's
-    """Ask all there is to ask of a host that misbehaves; says what mends it.
+    """Ask a sick host all there is to ask, and say what mends it.
 
     From the name and the port over login, shell, disks and clock to the
     driver, the lease and the run; as far as the host lets it. Each line is

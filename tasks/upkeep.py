@@ -61,7 +61,7 @@ def trust(
     yes: bool = False,
     json: bool = False,
 ) -> None:
-    """Show the key of a host that is met for the first time, and remember it.
+    """Show the key of a host met for the first time; remember it.
 
     Prints its SHA256 and asks, on a terminal; elsewhere it wants
     --fingerprint or --yes. The key goes into the first known_hosts file that

@@ -109,8 +109,5 @@ def test_the_help_of_train_tells_units_and_defaults(capsys):
         config.read(["--help"])
     assert left.value.code == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert (
-        "Slots of one micro-batch, in tokens (default 8192)."
-        in text
-    )
+    assert "Slots of one micro-batch, in tokens (default 8192)." in text
     assert "Learning rate after warm-up (default 0.0006)." in text

@@ -132,7 +132,8 @@ def test_a_trial_stands_in_the_line_of_its_step_and_has_one_of_its_own(tmp_path)
     assert held["eval_first"] == pytest.approx(0.7)
     assert held["eval_lengths"] == [30, 50, 20]
     assert metrics.trial_line(tried, DONE, 16) == (
-        "eval  step 1,240/20,000  accepted 2.44/16  first token right 70.0%  32 samples  1.3 s"
+        "eval  step 1,240/20,000  accepted 2.44/16 (3.42 in training)  first token right 70.0%"
+        "  32 samples  1.3 s"
     )
 
 
@@ -162,7 +163,9 @@ def release(tmp_path):
 
 
 def digest_of(folder):
-    script = "import trainer.errors; from trainer.record.status import release_digest as d; print(d())"
+    script = (
+        "import trainer.errors; from trainer.record.status import release_digest as d; print(d())"
+    )
     done = subprocess.run(
         [sys.executable, "-B", "-c", script], cwd=folder, env=made.environment(PYTHONPATH=""),
         capture_output=True, text=True, check=True,
