@@ -9,6 +9,7 @@ import pytest
 
 from tests.trainer import made
 from trainer.data import arrow
+from trainer.data.arrow import containers
 from trainer.data.batching import assemble
 from trainer.errors import InputError
 
@@ -315,3 +316,19 @@ def test_the_mask_token_in_a_batch_is_refused(tmp_path):
     store = dataclasses.replace(store, mask_token_id=int(store.row(3)[0][1]))
     with pytest.raises(InputError, match=r"row \d: holds token .* give another --mask-token-id"):
         assemble(store, np.arange(6), budget=256, epoch=0, number=0)
+
+
+def test_parquet_that_does_not_fit_into_memory(tmp_path, monkeypatch):
+    pq.write_table(made.table(ROWS), tmp_path / "rows.parquet", row_group_size=2)
+    tokens = sum(map(len, IDS))
+    memory = tmp_path / "meminfo"
+    monkeypatch.setattr(containers, "_MEMORY", memory)
+    arrow.load(tmp_path, budget=64)
+    memory.write_text("MemFree: 9 kB\nMemAvailable:    1 kB\n")
+    arrow.load(tmp_path, budget=64)
+    assert tokens * 5 < 1024
+    memory.write_text("MemAvailable: 0 kB\n")
+    assert told(tmp_path) == (
+        f"{tmp_path / 'rows.parquet'}: takes 0.0 GiB of memory decoded, and 0.0 are free;"
+        " write it as Arrow without compression, which stays on disk"
+    )

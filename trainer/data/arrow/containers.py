@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -12,7 +13,6 @@ from trainer.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
 # The last eight bytes of a whole Arrow stream. A stream that was cut between two messages reads
 # without complaint, with rows missing; only this mark tells.
@@ -29,6 +29,8 @@ _FOREIGN = {
 }
 _ROWS = 1024
 """Rows of Parquet decoded together."""
+_BYTES_A_TOKEN = 5
+_MEMORY = Path("/proc/meminfo")
 
 
 def batches(
@@ -89,8 +91,32 @@ def _parquet(
 ) -> Iterator[tuple[pa.RecordBatch, None]]:
     with pq.ParquetFile(path) as file:
         wanted = needed(path, file.schema_arrow.names)
+        _refuse_too_large(path, file.metadata, wanted[0])
         for batch in file.iter_batches(_ROWS, columns=list(wanted)):
             yield batch, None
+
+
+def _refuse_too_large(path: Path, facts: pq.FileMetaData, ids_name: str) -> None:
+    tokens = sum(
+        column.num_values
+        for group in map(facts.row_group, range(facts.num_row_groups))
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema.split(".")[0] == ids_name
+    )
+    size, free = tokens * _BYTES_A_TOKEN, _free_memory()
+    if free is not None and size > free:
+        raise InputError(
+            f"{path}: takes {size / 2**30:,.1f} GiB of memory decoded, and {free / 2**30:,.1f} are"
+            " free; write it as Arrow without compression, which stays on disk"
+        )
+
+
+def _free_memory() -> int | None:
+    try:
+        lines = _MEMORY.read_text(encoding="ascii").splitlines()
+    except OSError:  # only Linux tells
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if "MemAvailable" in line), None)
 
 
 def indices(path: Path) -> pa.Array:
