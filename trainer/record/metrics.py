@@ -85,10 +85,11 @@ def line(done: Step, block_size: int) -> str:
 
 
 def trial_line(tried: Trialled, done: Step, block_size: int) -> str:
-    """The log line of a trial."""
+    """The log line of a trial; beside it what training saw, as the two may part."""
     return (
         f"eval  step {done.step:,}/{done.steps:,}  accepted {tried.accepted:.2f}/{block_size}"
-        f"  first token right {tried.first:.1%}  {tried.samples} samples  {tried.seconds:.1f} s"
+        f" ({done.accepted:.2f} in training)  first token right {tried.first:.1%}"
+        f"  {tried.samples} samples  {tried.seconds:.1f} s"
     )
 
 
