@@ -75,6 +75,16 @@ def test_an_import_that_fails_is_told_with_its_last_words(machine):
     assert difference.endswith("ModuleNotFoundError: No module named 'no_such_module'")
 
 
+def test_a_trainer_that_is_imported_from_elsewhere_is_refused(machine, tmp_path):
+    machine.deploy()
+    (tmp_path / "other/trainer").mkdir(parents=True)
+    (tmp_path / "other/trainer/__init__.py").write_text("")
+    odd = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(tmp_path / "other")}
+    [difference] = differences(machine, spec=machine.spec(env=odd))
+    assert "imports the trainer from" in difference
+    assert f"{tmp_path}/other/trainer/__init__.py, not from the release" in difference
+
+
 def test_a_python_that_is_none_is_told(machine):
     digest = machine.deploy()
     with pytest.raises(RefusalError, match="/no/python: cannot be started: No such file"):
