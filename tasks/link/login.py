@@ -74,6 +74,8 @@ class Login:
         hint = "see the host's authorized_keys"
         if any("passphrase" in note for note in self._notes):
             hint = "unlock the key with `ssh-add`"
+        elif "allows password" in why or "allows keyboard-interactive" in why:
+            hint = "passwords are not typed here; put a key there by `ssh-copy-id`"
         elif why is _TOO_MANY:
             hint = "name the right one: `identity_file` in hosts.yaml, or IdentitiesOnly in ssh's"
         return LoginRefused(self._host, visible("; ".join(part for part in parts if part)), hint)

@@ -267,6 +267,13 @@ def test_a_login_that_runs_its_own_program_is_told(lab, door):
     assert "ForceCommand" in said
 
 
+def test_a_server_that_wants_a_password_is_told_how_a_key_gets_there(lab, door):
+    old = lab.start("old", sshd=("PubkeyAuthentication no", "PasswordAuthentication yes"))
+    said = refused(door, old.host(), errors.LoginRefused)
+    assert "the server only allows password" in said
+    assert "ssh-copy-id" in said
+
+
 def test_no_sftp_is_no_loss_and_few_starts_at_once_are_enough(lab, door):
     poor = lab.start(
         "poor", sshd=("Subsystem sftp /bin/false", "MaxStartups 2:50:3", "Banner none")

@@ -25,6 +25,16 @@ def test_the_demo_is_the_default_and_has_paths_of_its_own():
     assert all(path.startswith("~/") for path in paths)
 
 
+def test_what_else_a_host_may_say_is_true_too():
+    text = (ROOT / "hosts.yaml").read_text(encoding="utf-8")
+    said = re.findall(r"(?m)^  #   ((?:host_keys|secrets|  [A-Z_]+): ?.*)$", text)
+    lines = "\n".join(f"    {line}" for line in said if "expandable" not in line)
+    whole = f"{text}\n  more:\n{lines}\n    run: {{trainer: {{output-dir: ~/out}}}}\n"
+    (more,) = inventory.parse(whole, source="hosts.yaml", folder=ROOT).select(["more"])
+    assert more.accept_new
+    assert list(more.run.secrets) == ["HF_TOKEN", "WANDB_API_KEY"]
+
+
 def test_the_example_without_its_comment_signs_is_the_original_command_line():
     text = (ROOT / "hosts.yaml").read_text(encoding="utf-8")
     example = text[text.index("  # gpu1:") : text.index("  #\n  # Its host key")]
