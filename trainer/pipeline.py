@@ -7,6 +7,7 @@ here: what a stage sets for its own thread (gradients off) its function sets its
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 from collections import deque
@@ -24,6 +25,9 @@ Stage = tuple[str, Callable[[Any], Any]]
 # How long the end of a run waits for a stage that is inside its function. Threads are daemons:
 # one that never comes back does not hold the process.
 _LAST_WAIT_S = 2.0
+# How much longer the process waits for it, before Python ends: a thread that comes back from torch
+# while Python ends is torn down inside C++, which aborts the process (SIGABRT).
+_AT_EXIT_S = 60.0
 
 
 class StageError(TrainerError):
@@ -156,6 +160,8 @@ class Pipeline:
         deadline = time.monotonic() + _LAST_WAIT_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                atexit.register(thread.join, _AT_EXIT_S)
 
     def __iter__(self) -> Iterator[Any]:
         """What comes out of the last stage.

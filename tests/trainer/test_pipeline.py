@@ -1,6 +1,8 @@
 """Stages overlap, keep their order, hold each other back, and end together."""
 
 import itertools
+import subprocess
+import sys
 import threading
 import time
 
@@ -132,6 +134,29 @@ def test_a_thread_that_hangs_does_not_hold_the_end():
     assert time.monotonic() - began < 5
     release.set()
     until(lambda: not running())
+
+
+def test_a_process_that_ends_while_a_stage_is_inside_torch_keeps_its_exit_code():
+    program = """
+import sys, threading, time, torch
+from trainer import pipeline
+
+pipeline._LAST_WAIT_S, a, inside = 0.0, torch.randn(1000, 1000), threading.Event()
+
+def busy(x):
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        a @ a
+        inside.set()
+
+with pipeline.Pipeline(range(3), [("target", busy)], depth=1):
+    inside.wait()
+sys.exit(3)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (3, "")
 
 
 def test_waiting_is_measured_where_it_happens():
