@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Dict, List, NamedTuple, Optional
 
 from . import hidden as secrets
 from . import history, keeper, outputs, previous, processes, pruning, runs
@@ -34,7 +34,10 @@ class What(NamedTuple):
 
 
 def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Start a run, unless this run id, or with `accept_pair` this pair, is there already."""
+    """Start a run, unless this run id is there.
+
+    With `accept_pair` not where this pair trains, or has trained to its end, either.
+    """
     plain = want(arguments, "spec", dict)
     canonical = json.dumps(plain, sort_keys=True, separators=(",", ":"))
     spec_digest = want(arguments, "spec_digest", str)
@@ -56,10 +59,21 @@ def launch(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             if accepted and alike and secrets.same(other.spec, hidden) and healthy(other):
                 return unchanged(other)
             raise in_the_way(other)
+        over = _over(root, what) if accepted else None
+        if over is not None:
+            return unchanged(over)
         if want(arguments, "dry", bool, default=False):
             return dry_answer(root, run, spec)
         previous.keep_newest(root, spec.output_dir)
         return begin(desk, root, run, what)
+
+
+def _over(root: Root, what: What) -> Optional[runs.Run]:
+    """The newest run, if it is of `what` and trained to its end."""
+    last = runs.latest(root)
+    if last is None or previous.pair(last) != (what.digest, what.spec_digest):
+        return None
+    return last if previous.completed(last) and secrets.same(last.spec, what.hidden) else None
 
 
 def healthy(run: runs.Run) -> bool:

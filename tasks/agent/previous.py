@@ -51,6 +51,17 @@ def pair(run: runs.Run) -> Tuple[Any, Any]:
     return spec.get("release"), spec.get("spec_digest")
 
 
+def completed(run: runs.Run) -> bool:
+    """Whether a run made its last step and its last checkpoint is there: nothing is left to do."""
+    status, folder = run.status, output_of(run)
+    step = status.get("step")
+    if status.get("phase") != "finished" or type(step) is not int or step != status.get("steps"):
+        return False
+    newest = outputs.newest(folder) if folder is not None else None
+    name = os.path.basename(newest or "").partition("-")[2]
+    return run.exit.get("code") == 0 and name.isdigit() and int(name) == step > 0
+
+
 def mark_failed(run: runs.Run, why: str, detail: str) -> None:
     """Write down that a run never made a step, so that what it is of is not chosen again."""
     if os.path.isdir(run.path):

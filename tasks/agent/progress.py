@@ -24,7 +24,7 @@ LOOK_S = 0.05
 
 
 def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """Wait until a run has made a step with a finite loss.
+    """Wait until a run has made a step with a finite loss, or finds that none is left to make.
 
     Raises:
         Refused: no-first-step.
@@ -42,9 +42,12 @@ def await_progress(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             waited = time.monotonic() - began
             if known["state"] in ("crashed", "killed", "lost", "absent"):
                 raise _no_step(desk, "crashed", run, known)
-            if stepped and loss is not None and math.isfinite(loss):
+            # One that resumed behind the last step has no loss of its own, and nothing to do.
+            over = known.get("loss") is None and previous.completed(run)
+            if over or (stepped and loss is not None and math.isfinite(loss)):
                 return {
                     "run_id": run.run_id,
+                    "state": known["state"],
                     "step": known["step"],
                     "loss": loss,
                     "seconds": round(waited, 2),
@@ -68,7 +71,8 @@ def _run(root: Root, arguments: Dict[str, Any]) -> runs.Run:
     pair: Optional[List[Any]] = want(arguments, "pair", list, default=None)
     if pair is not None and len(pair) == 2 and not run.spec:
         wanted = [pair[0] or on_host(root)[0], pair[1]]
-        for other in runs.living(root):
+        last = runs.latest(root)
+        for other in [*runs.living(root), *([last] if last else [])]:
             if list(previous.pair(other)) == wanted:
                 return other
     back = want(arguments, "back", dict, default=None)

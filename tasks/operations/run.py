@@ -164,6 +164,9 @@ def await_progress(host: Host, run: Run, link: Link) -> Effect:
         by=run.by.words(),
         on_progress=on_progress,
     )
+    if reply.get("state") == "finished":
+        said = f"finished at step {reply.get('step'):,}; nothing is left to train"
+        return Effect(changed=False, detail=said, facts=reply)
     loss = reply.get("loss")
     shown = f", loss {loss:.3f}" if isinstance(loss, float) else ""
     took = f" after {reply['seconds']:.1f} s" if isinstance(reply.get("seconds"), float) else ""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import sys
 from pathlib import Path
@@ -38,6 +39,38 @@ def test_the_same_pair_is_accepted_and_another_run_refused(machine):
         machine.launch()
     with pytest.raises(RefusalError, match="is training in this root"):
         machine.launch("--steps", 7, accept_pair=True)
+
+
+def test_a_pair_that_trained_to_its_end_is_not_launched_again(machine):
+    machine.deploy()
+    run_id = machine.launch("--steps", 3)["run_id"]
+    wait_for(lambda: machine.health()["state"] == "finished")
+    before = machine.snapshot()
+    again = machine.launch("--steps", 3, accept_pair=True)
+    assert (again["changed"], again["run_id"], again["state"]) == (False, run_id, "finished")
+    record = machine.record(run_id, "spec.json")
+    pair = [record["release"], record["spec_digest"]]
+    found = machine.ask("await_progress", run_id=machine.run_id(), pair=pair)
+    assert (found["run_id"], found["state"], found["step"]) == (run_id, "finished", 3)
+    assert machine.snapshot() == before
+
+
+def test_a_run_that_finds_nothing_left_to_train_has_not_failed(machine):
+    machine.deploy()
+    for _ in range(2):
+        run_id = machine.launch("--steps", 3)["run_id"]
+        wait_for(lambda: machine.health()["state"] == "finished")
+    found = machine.ask("await_progress", run_id=run_id)
+    assert (found["run_id"], found["state"], found["step"]) == (run_id, "finished", 3)
+    assert not (machine.run_folder(run_id) / "failed.json").exists()
+
+
+def test_a_pair_whose_last_checkpoint_is_gone_is_launched_again(machine):
+    machine.deploy()
+    machine.launch("--steps", 3)
+    wait_for(lambda: machine.health()["state"] == "finished")
+    shutil.rmtree(machine.output / "step-00000003")
+    assert machine.launch("--steps", 3, accept_pair=True)["changed"]
 
 
 def test_keeper_and_trainer_stand_alone(machine):
