@@ -144,14 +144,14 @@ def _usable(root: Root, run: runs.Run) -> bool:
 
 def _named(root: Root, wanted: str) -> runs.Run:
     if not BEGINNING.match(wanted):
-        raise Refused("bad-request", f"to: is {wanted!r}; give 6 to 64 hex digits of a release")
+        raise Refused("bad-request", f"--to: is {wanted!r}; give 6 to 64 hex digits of a release")
     names = os.listdir(root.releases) if os.path.isdir(root.releases) else []
     kept = sorted(name for name in names if DIGEST.match(name))
     fitting = [name for name in kept if name.startswith(wanted)]
     if len(fitting) != 1:
         what = "no release here begins so" if not fitting else "several releases begin so"
         there = ", ".join(name[:12] for name in kept) or "none"
-        raise Refused("refused", f"to: is {wanted}, and {what}; there are: {there}")
+        raise Refused("refused", f"--to: is {wanted}, and {what}; there are: {there}")
     of_it = [run for run in newest_first(root) if run.spec.get("release") == fitting[0]]
     usable = [run for run in of_it if _usable(root, run)]
     last = runs.latest(root)
