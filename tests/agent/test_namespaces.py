@@ -154,3 +154,28 @@ def test_a_full_disk_does_not_hide_how_a_run_ended(small_disk):
     small_disk.empty()
     health = wait_for(lambda: (h := small_disk.health(run_id))["exit"] and h)
     assert (health["state"], health["exit"]["code"]) == ("crashed", 1)
+
+
+DEVICES = """
+set -e
+mkdir "$1" && mount -t tmpfs tmpfs "$1" && cd "$1"
+for name in null zero full random urandom; do touch $name; mount --bind /dev/$name $name; done
+mkdir shm && touch nvidiactl nvidia0 && cd /
+mount --move "$1" /dev
+"""
+
+
+def test_who_else_holds_a_gpu_of_the_run_is_named_when_it_was_ended(container, tmp_path):
+    inside(container, "sh", "-c", DEVICES, "devices", str(tmp_path / "devices"))
+    container.change("HELD = open('/dev/nvidia0')\n")
+    container.sync()
+    container.ask("await_progress", run_id=container.launch()["run_id"])
+    assert not [line for line in container.kill()["warnings"] if "nvidia" in line]
+    container.ask("await_progress", run_id=container.launch()["run_id"])
+    hold = "exec sleep 60 < /dev/nvidia0"
+    with subprocess.Popen([*container.prefix, "sh", "-c", hold]) as stranger:
+        pid = wait_for(lambda: inside(container, "sh", "-c", "pgrep -x sleep || true").split()[1:])
+        told = [line for line in container.kill()["warnings"] if "/dev/nvidia0" in line]
+        assert len(told) == 1
+        assert pid[0] in told[0]
+        stranger.kill()
