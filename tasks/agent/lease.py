@@ -40,7 +40,10 @@ def public(lease: Dict[str, Any]) -> Dict[str, Any]:
     return {name: value for name, value in lease.items() if name != "token"}
 
 
-def _held(lease: Dict[str, Any], hint: str = "--wait-lease waits for your turn") -> Refused:
+WAIT = "--wait-lease waits for your turn"
+
+
+def _held(lease: Dict[str, Any], hint: str = WAIT) -> Refused:
     return Refused(
         "lease-held",
         f"by {lease.get('who')} on {lease.get('host')} ({lease.get('why')}) since"
@@ -178,9 +181,10 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         raise Refused("bad-request", "token: give 32 hex digits")
     if not 1 <= seconds <= 86_400:
         raise Refused("bad-request", f"seconds: is {seconds:g}; give 1 to 86,400")
-    if want(arguments, "renew", bool, default=False) and _own(root, token) is None:
+    if want(arguments, "renew", bool, default=False) and _own(desk, root, token) is None:
         raise _lost()
-    lease = _own(root, token)  # at once: another's verb may keep the lock for a whole grace period
+    # Without the lock: another's verb may keep that for a whole grace period.
+    lease = _own(desk, root, token)
     if want(arguments, "dry", bool, default=False):
         return {"changed": lease is None, "token": token}
     if lease is not None and _renew(root, lease, seconds):
@@ -189,20 +193,26 @@ def lease_acquire(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     with locked(desk, root):
         desk.check()  # who died while this waited would keep others out for the whole time
         root.claim()
-        _own(root, token)
+        _own(desk, root, token)
         root.sweep()
         _put(root, _text(desk.by, why, seconds, token))
-        lease = _own(root, token)
+        lease = _own(desk, root, token)
         assert lease is not None
         return {"changed": True, **lease}
 
 
-def _own(root: Root, token: str) -> Optional[Dict[str, Any]]:
+def _own(desk: Desk, root: Root, token: str) -> Optional[Dict[str, Any]]:
     """The present lease, if any; it is that of `token`. Raises Refused, lease-held."""
     lease = present(root)
     if lease is not None and lease["token"] != token:
-        raise _held(lease)
+        # Most often a desk of the same person that was killed, and then they need not wait.
+        own = f"{WAIT}; it is your own: if that desk is gone, `fab lease --release` ends it"
+        raise _held(lease, own if _same_person(desk, lease) else WAIT)
     return lease
+
+
+def _same_person(desk: Desk, lease: Dict[str, Any]) -> bool:
+    return (lease.get("who"), lease.get("host")) == (desk.by.get("who"), desk.by.get("host"))
 
 
 def _put(root: Root, text: bytes) -> None:
@@ -223,11 +233,11 @@ def lease_release(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     """Give the lease back; none held, or ran out: unchanged. Raises Refused, lease-held."""
     root = root_of(arguments)
     token = want(arguments, "token", str)
-    lease = _own(root, token)
+    lease = _own(desk, root, token)
     if not os.path.isdir(root.lease) or want(arguments, "dry", bool, default=False):
         return {"changed": lease is not None}
     with locked(desk, root):
-        _own(root, token)
+        _own(desk, root, token)
         remove(root.lease)
     return {"changed": lease is not None}
 
@@ -246,8 +256,8 @@ def lease_free(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         lease = present(root)
         if lease is None:
             return {"changed": False, "lease": None}
-        ours = (lease.get("who"), lease.get("host")) == (desk.by.get("who"), desk.by.get("host"))
-        if of != lease.get("who") and not (of is None and ours):
+        ours = of is None and _same_person(desk, lease)
+        if of != lease.get("who") and not ours:
             raise _held(
                 lease, f"`fab lease --release --of {lease.get('who')}` ends it all the same"
             )

@@ -21,6 +21,7 @@ def test_a_lease_is_held_by_one_and_given_back(bare):
     ) as caught:
         bare.ask("lease_acquire", seconds=5, why="others", token=secrets.token_hex(16))
     assert caught.value.code == "lease-held"
+    assert "it is your own: if that desk is gone, `fab lease --rel" in str(caught.value)
     assert caught.value.data["who"] == "tester"
     assert "token" not in caught.value.data
     assert "token" not in bare.ask("lease_show")["lease"]
