@@ -16,7 +16,7 @@ from trainer.build.saving import Saving
 from trainer.errors import InputError, NonFiniteError
 from trainer.record import events, metrics
 from trainer.record.events import Events
-from trainer.record.metrics import Metrics
+from trainer.record.metrics import Metrics, Pace
 from trainer.record.status import Status, Step, folder_of, release_digest
 from trainer.stop import Stop
 from trainer.update.gradients import DENOMINATOR, NUMERATOR, STOP
@@ -100,7 +100,7 @@ def _train(
     stopping = False
     saved = position.step or None  # the step of the newest checkpoint, once it is written
     say(f"training  from step {position.step:,} to {total:,}")
-    saving = Saving(parts)
+    saving, pace = Saving(parts), Pace()
     try:
         with saving, parts.batches() as batches:
             stream = iter(batches)
@@ -110,7 +110,7 @@ def _train(
                 status.step(done)
                 tried = parts.try_out(done.step, last=done.step == total)
                 measures.step(done, tried)
-                line = metrics.line(done, config.block_size)
+                line = metrics.line(done, config.block_size, pace.left_s(done))
                 due = done.step % config.log_interval == 0 or done.step == total
                 (say if due else show)(line)
                 if tried is not None:

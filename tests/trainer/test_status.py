@@ -27,10 +27,17 @@ def read(folder):
 
 
 def test_the_log_line_has_fixed_columns_and_units():
-    assert metrics.line(DONE, 16) == (
+    assert metrics.line(DONE, 16, 11_444) == (
         "step  1,240/20,000  loss 2.713  accept 3.42/16  norm 0.81  rate 5.9e-04"
         "  12.4k tok/s/gpu  wait 0.3%  eta 3h10m"
     )
+
+
+def test_what_is_left_follows_the_pace_of_late_whatever_took_the_time():
+    now = iter([0.0, 2.0, 4.0, 9.0])  # the last step was followed by a save
+    pace = metrics.Pace(lambda: next(now))
+    left = [pace.left_s(dataclasses.replace(DONE, step=step, steps=10)) for step in (1, 2, 3, 4)]
+    assert left == pytest.approx([9 * DONE.seconds, 8 * 2.0, 7 * 2.0, 6 * 3.0])
 
 
 def test_metrics_that_did_not_fit_on_a_full_disk_come_later(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from trainer.record.status import despite_disk
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
     from trainer.record.events import Events
     from trainer.record.status import Step, Trialled
+
+_RECENT = 100  # steps that the pace is taken over
 
 
 class Metrics:
@@ -73,14 +76,29 @@ class Metrics:
                 self._file.close()
 
 
-def line(done: Step, block_size: int) -> str:
+class Pace:
+    """How long a run will still take, by how fast it was lately: saves and trials included."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ended: deque[float] = deque(maxlen=_RECENT)
+
+    def left_s(self, done: Step) -> float:
+        """Seconds that are left after this step; call it once a step."""
+        self._ended.append(self._clock())
+        steps = len(self._ended) - 1
+        each = (self._ended[-1] - self._ended[0]) / steps if steps else done.seconds
+        return (done.steps - done.step) * each
+
+
+def line(done: Step, block_size: int, left_s: float) -> str:
     """The log line of a step: fixed columns, units."""
     width = len(f"{done.steps:,}")
     return (
         f"step {done.step:>{width},}/{done.steps:,}  loss {done.loss:.3f}"
         f"  accept {done.accepted:.2f}/{block_size}  norm {done.norm:.2f}  rate {done.rate:.1e}"
         f"  {_short(done.tokens_per_s)} tok/s/gpu  wait {done.wait:.1%}"
-        f"  eta {_span((done.steps - done.step) * done.seconds)}"
+        f"  eta {_span(left_s)}"
     )
 
 
