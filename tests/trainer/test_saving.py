@@ -19,11 +19,11 @@ from trainer.stop import Stop
 def go(tiny_target_dir, tmp_path):
     data = made.save_to_disk(tmp_path / "data", [made.table(made.rows(14))])
 
-    def train_now(out="out", **more):
+    def train_now(out="out", *, stop=None, **more):
         (tmp_path / out).mkdir()
         said = []
         words = made.flags(tiny_target_dir, data, tmp_path / out, epochs=3, **more)
-        train.run(configs.read(words), Stop(), Status(tmp_path / out), said.append)
+        train.run(configs.read(words), stop or Stop(), Status(tmp_path / out), said.append)
         return said, tmp_path / out
 
     return train_now
@@ -61,6 +61,29 @@ def test_what_is_written_is_the_state_at_its_own_step(go):
         assert checkpoint.damage(path) is None
         held = checkpoint.read(path).tensors("optimizer")
         assert int(held["steps"]) == checkpoint.read(path).step
+
+
+def test_a_stop_while_a_checkpoint_is_written_waits_for_it_and_writes_its_own(
+    go, tmp_path, monkeypatch
+):
+    begin, save, stop = train._save, checkpoint.save, Stop()
+
+    def begin_and_stop(*words):
+        begin(*words)
+        stop.asked = True
+
+    def slow(out, step, *words, **more):
+        if step == 2:
+            made.until(lambda: status(tmp_path / "out")["phase"] == "saving", what="the stop")
+        return save(out, step, *words, **more)
+
+    monkeypatch.setattr(train, "_save", begin_and_stop)
+    monkeypatch.setattr(checkpoint, "save", slow)
+    said, out = go(save_interval=2, stop=stop)
+    assert said[-1] == "stopped  at step 3"
+    assert [checkpoint.read(path).step for path in checkpoint.checkpoints(out)] == [2, 3]
+    assert all(checkpoint.damage(path) is None for path in checkpoint.checkpoints(out))
+    assert status(out)["checkpoint"].endswith("step-00000003")
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run_and_is_named(go, monkeypatch):

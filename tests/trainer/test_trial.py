@@ -60,6 +60,13 @@ def test_which_prompts_depends_on_their_tokens_alone():
     assert len(set(prompts_of(larger)) & set(prompts_of(held))) >= 5
 
 
+def test_what_is_held_out_of_all_rows_is_never_trained_on_where_some_were_left_out_before():
+    rows = answered(PROMPTS, 2)
+    _, held = held_out(stored(rows), 10)
+    kept, _ = held_out(stored(rows[5:50]), 10)
+    assert not set(prompts_of(held)) & set(prompts_of(kept))
+
+
 def test_something_must_be_left_to_train_on():
     with pytest.raises(InputError, match="--eval-rows: is 40; the data holds 40 different prompts"):
         held_out(stored(answered(PROMPTS)), 40)
