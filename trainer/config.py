@@ -110,6 +110,8 @@ class TrainConfig:
     """Run the target for the next batches while the drafter trains on this one."""
     depth: int = 2
     """Batches that may wait between two stages when they overlap."""
+    compile: bool = True
+    """On cuda, compile drafter and target, with attention that skips what no block sees."""
     threads: int = 0
     """CPU threads of one process; 0: torch's choice, shared out among the pairs."""
 
@@ -192,7 +194,7 @@ GROUPS = {
         "lr", "min_lr_ratio", "warmup_ratio", "weight_decay", "beta1", "beta2", "clip_norm", "loss",
         "gamma",
     ),
-    "where": ("dp_pairs", "device", "dtype", "overlap", "depth", "threads"),
+    "where": ("dp_pairs", "device", "dtype", "overlap", "depth", "compile", "threads"),
     "what is kept and told": (
         "log_interval", "save_interval", "keep", "tensorboard", "eval_interval", "eval_rows",
         "eval_prompts",

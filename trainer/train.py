@@ -24,10 +24,8 @@ from trainer.update.optimizer import cosine_rate
 from trainer.world import ALONE, join
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from trainer.build import Say
-    from trainer.build.run import MicroBatch, Run
+    from trainer.build.run import Run, Stream
     from trainer.config import TrainConfig
     from trainer.data.arrow import TokenStore
     from trainer.data.batching import Position
@@ -99,11 +97,12 @@ def _train(
     config, position = parts.config, parts.start
     stopping = False
     saved = position.step or None  # the step of the newest checkpoint, once it is written
+    parts.warm_up()
     say(f"training  from step {position.step:,} to {total:,}")
     saving, pace = Saving(parts), Pace()
     try:
         with saving, parts.batches() as batches:
-            stream = iter(batches)
+            stream = parts.stream(batches)
             while position.step < total and not stopping:
                 done, position, stopping = step(parts, batches, stream, stop, total=total)
                 _tell(saving.finished(), status, say)
@@ -138,7 +137,7 @@ def rehearse(config: TrainConfig, store: TokenStore, target: Target, shape: Draf
 
 
 def step(
-    parts: Run, batches: Pipeline, stream: Iterator[MicroBatch], stop: Stop, *, total: int
+    parts: Run, batches: Pipeline, stream: Stream, stop: Stop, *, total: int
 ) -> tuple[Step, Position, bool]:
     """One optimizer step.
 
@@ -155,6 +154,7 @@ def step(
     # The ranks agree on the step to stop after by adding this flag up with the gradients.
     gradients.extra_E[STOP] = float(stop.asked or parts.world.abandoned)
     gradients.sum_()
+    stream.look_ahead()
     number = micro.position.step
     norm = gradients.clip_(config.clip_norm, step=number + 1)
     rate = cosine_rate(

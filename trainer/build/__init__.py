@@ -127,7 +127,8 @@ def assembled(
         optimizer=optimizer,
         start=Position(),
         head_VH=target.head_VH.to(world.device),
-        weigh=weigh_by_decay(config.block_size, gamma) if decays else weigh_by_pace(),
+        weigh=weigh_by_decay(config.block_size, gamma, world.device) if decays else weigh_by_pace(),
+        compiled=config.compile and world.device.type == "cuda",
     )
 
 

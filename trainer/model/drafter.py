@@ -21,6 +21,8 @@ from trainer.model.layers import Layer, RMSNorm, Rotary
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch.nn.attention.flex_attention import BlockMask
+
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
@@ -103,7 +105,7 @@ class Drafter(nn.Module):
         features_TF: Tensor,
         position_T: Tensor,
         position_Q: Tensor,
-        visible: Mapping[str, Tensor],
+        visible: Mapping[str, Tensor | BlockMask],
     ) -> Tensor:
         """Draft all blocks of a micro-batch at once.
 
@@ -112,7 +114,8 @@ class Drafter(nn.Module):
             features_TF: the target's context features, cast to the drafter's dtype.
             position_T: int64, place of a context token in its document.
             position_Q: int64, place of a block token in its document.
-            visible: for each kind of layer a bool mask [Q, T + Q], as `anchors.visible` makes.
+            visible: for each kind of layer a mask [Q, T + Q], as `anchors.visible` makes it, or
+                `tiles.tiles` for a drafter that is compiled.
 
         Returns:
             hidden_QH, normed: the target's head turns it into scores.

@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask
+
+from trainer.model.tiles import attend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +36,7 @@ class Layer(nn.Module):
         hidden_QH: Tensor,
         turn_Q: tuple[Tensor, Tensor],
         context: tuple[Tensor, Tensor] | None,
-        visible_QS: Tensor | None,
+        visible_QS: Tensor | BlockMask | None,
     ) -> Tensor:
         """One layer; `visible_QS` of None means that all is visible."""
         hidden_QH = hidden_QH + self.self_attn(
@@ -68,7 +71,7 @@ class Attention(nn.Module):
         x_QH: Tensor,
         turn_Q: tuple[Tensor, Tensor],
         context: tuple[Tensor, Tensor] | None,
-        visible_QS: Tensor | None,
+        visible_QS: Tensor | BlockMask | None,
     ) -> Tensor:
         """Attend; the context's keys come first."""
         queries_AQE = turned(self.q_norm(self._split(self.q_proj(x_QH))), turn_Q)
@@ -76,13 +79,16 @@ class Attention(nn.Module):
         if context is not None:
             keys_GSE = torch.cat([context[0], keys_GSE], dim=1)
             values_GSE = torch.cat([context[1], values_GSE], dim=1)
-        # Repeated by hand: SDPA's own grouping falls back to the slow kernel under a mask.
-        out_AQE = functional.scaled_dot_product_attention(
-            queries_AQE[None],
-            keys_GSE.repeat_interleave(self.repeats, dim=0)[None],
-            values_GSE.repeat_interleave(self.repeats, dim=0)[None],
-            attn_mask=visible_QS,
-        )[0]
+        if isinstance(visible_QS, BlockMask):
+            out_AQE = attend(queries_AQE, keys_GSE, values_GSE, visible_QS)
+        else:
+            # Repeated by hand: SDPA's own grouping falls back to the slow kernel under a mask.
+            out_AQE = functional.scaled_dot_product_attention(
+                queries_AQE[None],
+                keys_GSE.repeat_interleave(self.repeats, dim=0)[None],
+                values_GSE.repeat_interleave(self.repeats, dim=0)[None],
+                attn_mask=visible_QS,
+            )[0]
         out_QH: Tensor = self.o_proj(out_AQE.transpose(0, 1).flatten(1))
         return out_QH
 

@@ -6,6 +6,7 @@ chunk, R = C x K their rows.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -49,9 +50,17 @@ def decay_weights(block_size: int, gamma: float) -> Tensor:
     return torch.tensor([0.0] + [math.exp(-(k - 1) / gamma) for k in range(1, block_size)]).double()
 
 
-def weigh_by_decay(block_size: int, gamma: float) -> Weigh:
-    """Weights that depend on the slot alone."""
-    weights_K = decay_weights(block_size, gamma)[1:]
+def weigh_by_decay(
+    block_size: int, gamma: float, device: torch.device | str | None = None
+) -> Weigh:
+    """Weights that depend on the slot alone.
+
+    Args:
+        block_size: B.
+        gamma: in slots, above 0.
+        device: where they are needed; a copy at each use would wait for the device.
+    """
+    weights_K = decay_weights(block_size, gamma)[1:].to(device)
 
     def weigh(ce_CK: Tensor, supervised_CK: Tensor) -> Tensor:
         return weights_K.to(ce_CK) * supervised_CK
@@ -107,9 +116,14 @@ def block_loss(
         labels_NB[:, 1:],
         supervised_NB[:, 1:],
         weigh,
-        max(1, rows // (block_size - 1)),
+        _even(count, max(1, rows // (block_size - 1))),
     )
     return BlockLoss(numerator, denominator, accepted, used)
+
+
+def _even(count: int, most: int) -> int:
+    """Blocks of a chunk, at most `most`: chunks of one size are compiled once."""
+    return -(-count // -(-count // most))
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -131,29 +145,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         head_VH = head_VH.to(hidden_NKH.dtype)
         wanted = ctx.needs_input_grad[0]
         gradient_NKH = torch.empty_like(hidden_NKH) if wanted else None
+        scored = _compiled() if hidden_NKH.is_cuda else _scored
         for start in range(0, len(hidden_NKH), chunk):
             part = slice(start, start + chunk)
-            supervised_CK, label_R1 = supervised_NK[part], labels_NK[part].reshape(-1, 1)
-            # Flat rows: three axes would be multiplied as a batch, four times slower on a CPU.
-            scores_RV = (hidden_NKH[part].reshape(len(label_R1), -1) @ head_VH.T).to(wide)
-            top_R1, best_R1 = scores_RV.max(-1, keepdim=True)
-            right_CK = (best_R1 == label_R1).view_as(supervised_CK) & supervised_CK
-            accepted += right_CK.to(wide).cumprod(dim=1).sum()
-            # One pass of exp serves both the loss and its slope.
-            shifted_R1 = scores_RV.sub_(top_R1).gather(-1, label_R1)
-            total_R1 = scores_RV.exp_().sum(-1, keepdim=True)
-            ce_CK = (total_R1.log() - shifted_R1).view(supervised_CK.shape)
-            weights_CK = weigh(ce_CK, supervised_CK)
-            # where, not a product alone: an unsupervised slot may hold anything, also inf.
-            numerator += torch.where(supervised_CK, weights_CK * ce_CK, 0.0).sum()
-            denominator += weights_CK.sum()
-            if gradient_NKH is not None:
-                weights_R1 = weights_CK.view(-1, 1)
-                slope_RV = scores_RV.mul_(weights_R1 / total_R1)
-                slope_RV.scatter_add_(-1, label_R1, -weights_R1)
-                gradient_NKH[part] = (slope_RV.to(head_VH.dtype) @ head_VH).view_as(
-                    gradient_NKH[part]
-                )
+            sums, gradient_CKH = scored(
+                hidden_NKH[part],
+                head_VH,
+                labels_NK[part],
+                supervised_NK[part],
+                weigh,
+                wanted=wanted,
+            )
+            numerator += sums[0]
+            denominator += sums[1]
+            accepted += sums[2]
+            if gradient_NKH is not None and gradient_CKH is not None:
+                gradient_NKH[part] = gradient_CKH
         used = supervised_NK.any(dim=1).sum().to(wide)
         ctx.save_for_backward(gradient_NKH)
         accepted = torch.where(used > 0, (accepted + used) / used.clamp(min=1), 0.0)
@@ -164,3 +171,43 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         (gradient_NKH,) = ctx.saved_tensors
         return gradient_NKH * slope.to(gradient_NKH.dtype), None, None, None, None, None
+
+
+def _scored(
+    hidden_CKH: Tensor,
+    head_VH: Tensor,
+    labels_CK: Tensor,
+    supervised_CK: Tensor,
+    weigh: Weigh,
+    *,
+    wanted: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]:
+    """Numerator, denominator and right drafts in a row of one chunk; and the gradient."""
+    wide = torch.promote_types(hidden_CKH.dtype, torch.float32)
+    label_R1 = labels_CK.reshape(-1, 1)
+    # Flat rows: three axes would be multiplied as a batch, four times slower on a CPU.
+    scores_RV = (hidden_CKH.reshape(len(label_R1), -1) @ head_VH.T).to(wide)
+    top_R1, best_R1 = scores_RV.max(-1, keepdim=True)
+    right_CK = (best_R1 == label_R1).view_as(supervised_CK) & supervised_CK
+    accepted = right_CK.to(wide).cumprod(dim=1).sum()
+    # One pass of exp serves both the loss and its slope.
+    shifted_R1 = scores_RV.sub_(top_R1).gather(-1, label_R1)
+    total_R1 = scores_RV.exp_().sum(-1, keepdim=True)
+    ce_CK = (total_R1.log() - shifted_R1).view(supervised_CK.shape)
+    weights_CK = weigh(ce_CK, supervised_CK)
+    # where, not a product alone: an unsupervised slot may hold anything, also inf.
+    numerator = torch.where(supervised_CK, weights_CK * ce_CK, 0.0).sum()
+    sums = numerator, weights_CK.sum(), accepted
+    if not wanted:
+        return sums, None
+    weights_R1 = weights_CK.view(-1, 1)
+    slope_RV = scores_RV.mul_(weights_R1 / total_R1)
+    slope_RV.scatter_add_(-1, label_R1, -weights_R1)
+    return sums, (slope_RV.to(head_VH.dtype) @ head_VH).view_as(hidden_CKH)
+
+
+@functools.cache
+def _compiled() -> Callable[..., tuple[tuple[Tensor, Tensor, Tensor], Tensor | None]]:
+    # It reads and writes the scores four times instead of eleven. Not at import: that brings in
+    # the compiler.
+    return torch.compile(_scored, dynamic=False)

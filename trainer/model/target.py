@@ -135,6 +135,14 @@ class Target:
                 self._mixes = "" if self._trunk.keeps_apart() else "lets documents in one row meet"
         return self._mixes
 
+    def compile_(self) -> None:
+        """Compile the layers that `features` runs, for rows of any number and length.
+
+        A layer's forward is compiled, not the layer: hooks of the layer then stay outside.
+        """
+        for layer in self._trunk.layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
+
     def new_cache(self) -> Any:
         """An empty key/value cache that can be cropped.
 
@@ -178,6 +186,7 @@ class Target:
             InputError: there is none.
         """
         return load_tokenizer(self.path)
+
 
 def convert(source: str | Path, out: str | Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a GGUF file as a folder of safetensors with tokenizer and chat template.

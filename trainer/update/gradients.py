@@ -6,6 +6,7 @@ Shapes: G elements of all parameters, E extra numbers that travel with them.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from trainer.errors import NonFiniteError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from torch import Tensor, nn
 
@@ -68,6 +69,20 @@ class FlatGradients:
     def zero_(self) -> None:
         """Forget the last step. `zero_grad` must not be called: it would drop the views."""
         self._buffer.zero_()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Take the gradients off the parameters while a compiled forward runs.
+
+        The compiler refuses a parameter whose gradient is wider than itself; `backward` does not.
+        """
+        for parameter in self.parameters:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, view in zip(self.parameters, self._views, strict=True):
+                parameter.grad = view
 
     def add_(self, numerator: Tensor, denominator: Tensor) -> None:
         """Add one micro-batch's sums, and flag them if the loss is not finite."""

@@ -119,5 +119,4 @@ class AdamW:
 
     def _publish(self) -> None:
         with torch.no_grad():
-            for parameter, view in zip(self._parameters, self._views, strict=True):
-                parameter.copy_(view)
+            torch._foreach_copy_([*self._parameters], self._views)
