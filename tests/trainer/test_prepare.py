@@ -13,8 +13,8 @@ import torch
 from trainer import prepare
 from trainer.errors import InputError
 from trainer.model.target import Target
-from trainer.prepare import completions, dataset
-from trainer.prepare.completions import Row, complete, in_template
+from trainer.prepare import dataset, decoding
+from trainer.prepare.completions import Answers, Row, Sampling, complete, generated, in_template
 from trainer.prepare.prompts import read_prompts
 
 pytestmark = pytest.mark.torch
@@ -59,8 +59,54 @@ def test_completions_are_greedy_whatever_they_are_batched_with(target):
 
 
 def test_a_completion_ends_with_its_first_end_token():
-    assert completions._up_to_end([4, 2, 2, 2], frozenset({2})) == [4, 2]
-    assert completions._up_to_end([4, 5], frozenset({2})) == [4, 5]
+    assert decoding.up_to_end([4, 2, 2, 2], frozenset({2})) == [4, 2]
+    assert decoding.up_to_end([4, 5], frozenset({2})) == [4, 5]
+
+
+def test_rows_that_end_early_leave_and_the_others_go_on_alike(target, monkeypatch):
+    monkeypatch.setattr(decoding, "_TIDY", 2)
+    monkeypatch.setattr(decoding, "_STRIDE", 3)
+    prompts = [[token] * (1 + token % 5) for token in range(3, 40)]
+    monkeypatch.setattr(target, "eos_ids", frozenset(range(2, 9)))  # else random models go on
+    found = decoding.decode(target, prompts, [0.0] * len(prompts), max_new_tokens=30, seed=0)
+    assert len({len(each) for each in found}) > 3
+    assert found == generated(target, prompts, 0.0, 30, 0)
+
+
+def test_samples_follow_the_targets_own_probabilities(target):
+    prompt, heat, count = [5, 9, 33], 0.7, 4000
+    found = decoding.decode(target, [prompt] * count, [heat] * count, max_new_tokens=1, seed=3)
+    scores = target.model(input_ids=torch.tensor([prompt])).logits[0, -1]
+    wanted = (scores / heat).softmax(-1)
+    got = torch.bincount(torch.tensor(found)[:, 0], minlength=len(wanted)) / count
+    assert (got - wanted).abs().max() < 4 * (0.25 / count) ** 0.5
+
+
+def test_each_prompt_gets_its_greedy_answer_and_its_samples(target):
+    prompts, sampling = [[5, 6, 7], [9]], Sampling(samples=2, temperature=1.5, seed=1)
+    rule = {"max_new_tokens": 12, "batch_size": 4, "say": quiet, "sampling": sampling}
+    rows = complete(target, prompts, **rule)
+    assert [row.prompt for row in rows] == [[5, 6, 7]] * 3 + [[9]] * 3
+    for row in (rows[0], rows[3]):
+        assert row.completion == one_by_one(target, row.prompt, 12)
+    assert len({tuple(row.completion) for row in rows[:3]}) == 3
+    assert complete(target, prompts, **rule) == rows
+
+
+def test_answers_are_kept_as_they_come(target, tmp_path):
+    prompts = [[5, 6, 7], [9], [8, 4], [30, 31, 3, 3]]
+    rule = {"max_new_tokens": 8, "batch_size": 1, "say": quiet}
+    wanted = complete(target, prompts, **rule)
+    file = tmp_path / "answers"
+    first = Answers(file, "this")
+    first.add([3, 0], [wanted[3].completion, wanted[0].completion])
+    with file.open("a") as cut:
+        cut.write("[1,[4")
+    again = Answers(file, "this")
+    assert sorted(again.found) == [0, 3]
+    assert complete(target, prompts, kept=again, **rule) == wanted
+    assert sorted(Answers(file, "this").found) == [0, 1, 2, 3]
+    assert Answers(file, "other").found == {}
 
 
 def test_progress_is_said_every_few_seconds(target):
@@ -122,6 +168,15 @@ def test_an_interrupted_one_is_not_in_the_way(tmp_path):
     assert not (tmp_path / ".out.partial").exists()
 
 
+def test_a_line_ends_where_json_lines_end(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "one\u2028two\u0085three"}\r\n{"prompt": "four"}\n')
+    assert [each[0]["content"] for each in read_prompts(path)] == [
+        "one\u2028two\u0085three",
+        "four",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -146,7 +201,7 @@ def test_a_line_that_is_no_prompt_is_named(tmp_path, text, told):
         ([], "--target-model"),
         (["--target-model", "t"], "--prompts: is missing"),
         (["--target-model", "t", "--prompts", "p"], "give both"),
-        (["--target-model", "t", "--batch-size", "0"], "--batch-size: is 0"),
+        (["--target-model", "t", "--batch-size", "-1"], "--batch-size: is -1"),
         (["--target-model", "t", "--prompts", "/none", "--out", "o"], "--prompts /none"),
         (["--target-model", "t", "--promts", "p"], "did you mean --prompts"),
     ],

@@ -1,14 +1,17 @@
 """Prompts -> completions of the target -> an Arrow dataset that `train` reads.
 
-A drafter learns to say what its target would say, so the completions are the target's own, greedy,
-under the target's own chat template.
+A drafter learns to say what its target would say, so the completions are the target's own, greedy
+or sampled, under the target's own chat template.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import platform
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ import transformers
 from trainer.errors import InputError
 from trainer.flags import Parser
 from trainer.model.target import Target, convert
-from trainer.prepare.completions import complete, in_template
+from trainer.prepare.completions import Answers, Sampling, complete, in_template
 from trainer.prepare.dataset import refuse_existing, write_dataset
 from trainer.prepare.prompts import read_prompts
 
@@ -61,9 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Longest completion, in tokens (default 1024).",
     )  # fmt: skip
     add(
-        "--batch-size", type=int, default=16, metavar="N",
-        help="Prompts answered together (default 16).",
+        "--batch-size", type=int, default=0, metavar="N",
+        help="Answers made together (0, the default: what the GPU's memory allows; 16 on a CPU).",
     )  # fmt: skip
+    add(
+        "--samples", type=int, default=0, metavar="N",
+        help="Sampled answers to each prompt, besides the greedy one (default 0).",
+    )  # fmt: skip
+    add(
+        "--temperature", type=float, default=0.8, metavar="X",
+        help="Of the sampled answers (default 0.8).",
+    )  # fmt: skip
+    add("--seed", type=int, default=0, metavar="N", help="Of the sampled answers (default 0).")
     add(
         "--save-target", metavar="DIR",
         help="Write a .gguf target as safetensors, which load in a second, and use those.",
@@ -91,41 +103,61 @@ def run(arguments: argparse.Namespace, say: Callable[[str], None]) -> None:
     target = Target.load(target_path, device="cuda" if cuda else "cpu", dtype=_DTYPES[dtype])
     tokenizer = target.tokenizer()
     prompts = [in_template(tokenizer, each) for each in conversations]
+    asked = {
+        "target": _identity(Path(target_path)),
+        "dtype": dtype,
+        "template": tokenizer.chat_template,
+        "prompts_sha256": hashlib.sha256(Path(arguments.prompts).read_bytes()).hexdigest(),
+        "max_new_tokens": arguments.max_new_tokens,
+        "samples": arguments.samples,
+        "temperature": arguments.temperature if arguments.samples else None,
+        "seed": arguments.seed,
+    }
+    out = Path(arguments.out)
+    kept = Answers(out.with_name(f".{out.name}.answers.jsonl"), json.dumps(asked, sort_keys=True))
+    if kept.found:
+        say(f"going on with {len(kept.found):,} answers that were made before")
+    began = time.monotonic()
     rows = complete(
         target,
         prompts,
         max_new_tokens=arguments.max_new_tokens,
         batch_size=arguments.batch_size,
+        sampling=Sampling(
+            samples=arguments.samples, temperature=arguments.temperature, seed=arguments.seed
+        ),
+        kept=kept,
         say=say,
     )
+    seconds = time.monotonic() - began
     facts = {
         "command": _command(arguments),
-        "target": _identity(Path(target_path)),
-        "template": tokenizer.chat_template,
-        "dtype": dtype,
+        **asked,
         "rows": len(rows),
         "prompt_tokens": sum(len(row.prompt) for row in rows),
         "completion_tokens": sum(len(row.completion) for row in rows),
         "cut_off": sum(row.completion[-1] not in target.eos_ids for row in rows),
-        "prompts_sha256": hashlib.sha256(Path(arguments.prompts).read_bytes()).hexdigest(),
         "made_with": {
             "python": platform.python_version(),
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
     }
-    write_dataset(Path(arguments.out), rows, facts)
+    write_dataset(out, rows, facts)
+    kept.path.unlink()
     say(
         f"{arguments.out}: {len(rows):,} rows, {facts['completion_tokens']:,} completion tokens, "
-        f"{facts['cut_off']:,} cut off at {arguments.max_new_tokens:,}"
+        f"{facts['cut_off']:,} cut off at {arguments.max_new_tokens:,}, {seconds:,.1f} s"
     )
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    for name in ("max_new_tokens", "batch_size"):
-        if getattr(arguments, name) < 1:
+    for name, least in (("max_new_tokens", 1), ("batch_size", 0), ("samples", 0), ("seed", 0)):
+        if getattr(arguments, name) < least:
             flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag}: is {getattr(arguments, name)}; give at least 1")
+            raise InputError(f"{flag}: is {getattr(arguments, name)}; give at least {least}")
+    if not 0 < arguments.temperature < math.inf:
+        raise InputError(f"--temperature: is {arguments.temperature}; give more than 0")
     if (arguments.prompts is None) != (arguments.out is None):
         raise InputError("--prompts and --out: one is given; give both, or neither")
     if arguments.prompts is None and arguments.save_target is None:
@@ -150,6 +182,7 @@ def _identity(path: Path) -> dict[str, object]:
 
 def _command(arguments: argparse.Namespace) -> str:
     words = ["python", "-m", "trainer", "prepare"]
-    for name in ("target_model", "prompts", "out", "max_new_tokens", "batch_size"):
+    names = ("target_model", "prompts", "out", "max_new_tokens", "batch_size", "samples")
+    for name in (*names, "temperature", "seed"):
         words += ["--" + name.replace("_", "-"), str(getattr(arguments, name))]
     return shlex.join(words)

@@ -18,7 +18,8 @@ def read_prompts(path: Path) -> list[list[dict[str, str]]]:
         InputError: the file is not there, is empty, or a line is no prompt; it is named.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): JSON leaves U+2028 and its like unescaped inside a text.
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--prompts {path}: {error}; give a file of JSON lines") from error
     found = [
