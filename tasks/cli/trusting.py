@@ -59,32 +59,37 @@ def _meet(
 ) -> tuple[Any, str, dict[str, object]]:
     from tasks.link import introduce  # noqa: PLC0415  # see tasks/cli
 
-    met = introduce(host)
-    shown = met.fingerprint.split()[1]
-    facts: dict[str, object] = {"fingerprint": met.fingerprint, "name": met.looked_up}
-    if expected and shown != expected:
-        raise HostKeyWrong(
-            host.name,
-            f"{met.looked_up} shows {met.fingerprint}, and {visible(expected)} was expected",
-            "somebody may be in between; nothing was stored",
-            facts=facts,
-        )
-    if met.known:
-        return "unchanged", f"{met.fingerprint} is known from {met.known}", facts
-    if not (yes or expected):
-        _ask(host, met, face)
-    file = met.remember()
-    return "changed", f"{met.fingerprint} is now in {file}", {**facts, "file": file}
+    state, told = "unchanged", []
+    facts: dict[str, object] = {}
+    for met in introduce(host):
+        facts = {"fingerprint": met.fingerprint, "name": met.looked_up}
+        if met.last and expected not in {"", met.fingerprint.split()[1]}:
+            raise HostKeyWrong(
+                host.name,
+                f"{met.looked_up} shows {met.fingerprint}, and {visible(expected)} was expected",
+                "somebody may be in between; nothing was stored",
+                facts=facts,
+            )
+        name = "" if met.last else f"jump host {met.looked_up}: "
+        if met.known:
+            told.append(f"{name}{met.fingerprint} is known from {met.known}")
+            continue
+        if not yes and not (met.last and expected):
+            _ask(host, met, face)
+        file = met.remember()
+        state = "changed"
+        told.append(f"{name}{met.fingerprint} is now in {file}")
+        facts = {**facts, "file": file}
+    return state, "; ".join(told), facts
 
 
 def _ask(host: Host, met: Introduction, face: Face) -> None:
     """Let a person compare. Raises HostKeyWrong for no, ConfigError where nobody can be asked."""
-    said = f"{met.looked_up} shows {met.fingerprint}"
+    said = f"{'' if met.last else 'jump host '}{met.looked_up} shows {met.fingerprint}"
     where = "compare it with `ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub` there"
     if face.as_json or not sys.stdin.isatty():
-        raise ConfigError(
-            host.name, said, f"{where}, then give --fingerprint SHA256:..., or --yes unseen"
-        )
+        ways = "--fingerprint SHA256:..., or --yes unseen" if met.last else "--yes unseen"
+        raise ConfigError(host.name, said, f"{where}, then give {ways}")
     face.note(f"{host.name}: {said}\n{where}")
     face.note("the same? yes or no:")
     if sys.stdin.readline().strip().lower() not in {"y", "yes"}:

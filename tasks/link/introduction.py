@@ -13,7 +13,7 @@ from tasks.link.route import Hop, route
 from tasks.link.trust import Trust, fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     import paramiko
 
@@ -25,6 +25,8 @@ class Introduction:
     """What a host shows, and whether that was known."""
 
     host: str
+    last: bool
+    """False for a jump host on the way."""
     looked_up: str
     """The name that known_hosts has, or would have, for it."""
     fingerprint: str
@@ -52,19 +54,27 @@ class _Looking(Trust):
         raise _Shown(key)
 
 
-def introduce(host: Host) -> Introduction:
-    """Look at the host's key. The jump hosts on the way must be known; nothing is logged in to.
+def introduce(host: Host) -> Iterator[Introduction]:
+    """Look at the key of each server on the way, the host's own last; it is not logged in to.
+
+    A jump host must be known, or be remembered between two of them, to go on beyond it.
 
     Raises:
         Unreachable, LoginRefused: as for every question.
-        HostKeyWrong: the key is not the known one, or is marked as stolen.
+        HostKeyWrong: a key is not the known one, is marked as stolen, or of a jump host that was
+            not remembered.
     """
     hops = route(host)
-    last = hops[-1]
+    for number in range(len(hops)):
+        yield _meet(host, hops[: number + 1], last=number + 1 == len(hops))
+
+
+def _meet(host: Host, hops: Sequence[Hop], *, last: bool) -> Introduction:
+    there = hops[-1]
     until = time.monotonic() + CONNECT_SECONDS
 
     def trust(name: str, hop: Hop) -> Trust:
-        return _Looking(name, hop) if hop is last else Trust(name, hop)
+        return _Looking(name, hop) if hop is there else Trust(name, hop)
 
     try:
         call(
@@ -74,14 +84,15 @@ def introduce(host: Host) -> Introduction:
         key = shown.key
     else:
         raise AssertionError("paramiko asked nobody about the host's key")
-    knowing = Trust(host.name, last)
+    knowing = Trust(host.name, there)
     knowing.refuse_revoked(key)
     return Introduction(
         host=host.name,
-        looked_up=last.looked_up,
+        last=last,
+        looked_up=there.looked_up,
         fingerprint=fingerprint(key),
-        known=_known(knowing, last, key),
-        remember=lambda: remember(host.name, last, key),
+        known=_known(knowing, there, key),
+        remember=lambda: remember(host.name, there, key),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tasks.errors import UnreadableReply
+from tasks.errors import UnreadableReply, visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,6 +51,9 @@ KINDS: tuple[tuple[str, Callable[[object], bool], tuple[str, ...]], ...] = (
 )
 _FIELDS = {name: (kind, fits) for kind, fits, names in KINDS for name in names}
 
+ONE_LINE = frozenset(
+    name for kind, _, names in KINDS for name in names if kind == "text" and name != "text"
+)
 NEEDED = {
     "logs": ("run_id", "file", "offset", "text", "more", "ended"),
     "put_back": ("run_id",),
@@ -71,17 +74,18 @@ def checked(host: str, verb: str, reply: dict[str, Any]) -> dict[str, Any]:
     def wrong(name: str, what: str) -> UnreadableReply:
         return UnreadableReply(host, f"{verb}: its answer has {name}, which {what}")
 
-    def check(fields: dict[str, Any], before: str) -> None:
+    def check(fields: dict[str, Any], before: str) -> dict[str, Any]:
         for name, value in fields.items():
-            kind, fits = _FIELDS.get(name, ("", None))
-            if fits is not None and value is not None and not fits(value):
+            kind, _ = _FIELDS.get(name, ("", None))
+            if not fits(name, value):
                 raise wrong(f"{before}{name}", f"is not {kind}")
+        return {name: _one_line(name, value) for name, value in fields.items()}
 
-    check(reply, "")
+    reply = check(reply, "")
     for name in ("python", "run", "lease", "fallback"):
         inside = reply.get(name)
         if isinstance(inside, dict):
-            check(inside, f"{name}.")
+            reply[name] = check(inside, f"{name}.")
             for each in NEEDED_INSIDE.get(name, ()) if verb == "lease_show" else ():
                 if inside.get(each) is None:
                     raise wrong(f"{name}.{each}", "is missing")
@@ -90,9 +94,15 @@ def checked(host: str, verb: str, reply: dict[str, Any]) -> dict[str, Any]:
             raise wrong(name, "is missing")
     said = reply.get("status")
     if isinstance(said, dict):
-        kept = {name: value for name, value in said.items() if fits(name, value)}
-        reply = {**reply, "status": kept}
+        reply["status"] = {
+            name: _one_line(name, value) for name, value in said.items() if fits(name, value)
+        }
     return reply
+
+
+def _one_line(name: str, value: object) -> object:
+    """Escape line feeds where a line goes on behind the value: they would begin one of our own."""
+    return visible(value) if name in ONE_LINE and isinstance(value, str) else value
 
 
 def fits(name: str, value: object) -> bool:

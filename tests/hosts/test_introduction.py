@@ -6,9 +6,14 @@ import subprocess
 
 import pytest
 
-from tasks import errors
-from tasks.link import introduce
+from tasks import errors, link
 from tests.hosts.asked import HEALTH, is_absent
+
+
+def introduce(host):
+    """Meet a host that no jump host stands before."""
+    (met,) = link.introduce(host)
+    return met
 
 
 def keygen(*words):
@@ -89,3 +94,31 @@ def test_where_nothing_can_be_written_down_the_key_is_refused(machine, tmp_path)
         introduce(nowhere).remember()
     with pytest.raises(errors.HostKeyWrong, match="no known_hosts file"):
         introduce(machine.host(known_hosts="/dev/null")).remember()
+
+
+def test_an_unknown_jump_host_is_met_first(lab, machine, tmp_path):
+    bastion = next((m for m in lab.machines if m.name == "porch"), None)
+    bastion = bastion or lab.start("porch", known=False)
+    known = tmp_path / "known"
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host inner\n  HostName 127.0.0.1\n  Port {machine.port}\n  ProxyJump outer\n"
+        f"Host outer\n  HostName 127.0.0.1\n  Port {bastion.port}\n"
+        f"Host *\n  IdentityFile {lab.key}\n  IdentityAgent none\n"
+        f"  UserKnownHostsFile {known}\n  GlobalKnownHostsFile /dev/null\n"
+    )
+    host = machine.host(
+        address="inner", port=None, identity_file=None, known_hosts=None, ssh_config=str(config)
+    )
+    met = link.introduce(host)
+    jump = next(met)
+    assert (jump.last, jump.known) == (False, "")
+    assert jump.looked_up == f"[127.0.0.1]:{bastion.port}"
+    with pytest.raises(errors.HostKeyWrong, match=f":{bastion.port} is unknown"):
+        next(met)
+    jump.remember()
+    jump, inner = link.introduce(host)
+    assert jump.known == "known_hosts"
+    assert (inner.last, inner.looked_up) == (True, f"[127.0.0.1]:{machine.port}")
+    inner.remember()
+    assert [each.known for each in link.introduce(host)] == ["known_hosts"] * 2
