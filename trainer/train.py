@@ -189,7 +189,7 @@ def step(
 
 def _save(saving: Saving, position: Position, status: Status, say: Say) -> None:
     _tell(saving.wait(), status, say)
-    saving.begin(position, release_digest())
+    saving.begin(position, release_digest)
 
 
 def _tell(path: Path | None, status: Status, say: Say) -> None:

@@ -16,7 +16,7 @@ from trainer.pipeline import Beside, StageError
 from trainer.record import checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor
     from typing_extensions import Self
@@ -50,8 +50,12 @@ class Saving:
             if error is None:
                 raise
 
-    def begin(self, position: Position, release: str | None) -> None:
+    def begin(self, position: Position, release: Callable[[], str | None]) -> None:
         """Write a checkpoint of the run as it is at `position`; the one before is waited for.
+
+        Args:
+            position: where the next step starts.
+            release: tells what code runs; asked beside, as it looks at every module.
 
         Raises:
             StageError: the one before could not be written.
@@ -60,11 +64,14 @@ class Saving:
             return
         self.wait()
         files = self._copied()
-        facts = facts_of(self._run, position, release)
-        config = self._run.config
+        facts, config = facts_of(self._run, position), self._run.config
         self._beside.start(
             lambda: checkpoint.save(
-                Path(config.output_dir), position.step, files, facts, keep=config.keep
+                Path(config.output_dir),
+                position.step,
+                files,
+                facts | {"release": release()},
+                keep=config.keep,
             )
         )
 
@@ -109,16 +116,15 @@ class Saving:
         return self._held
 
 
-def facts_of(run: Run, position: Position, release: str | None) -> dict[str, Any]:
-    """What a resume needs beside the tensors. No state of a random generator is among it:
+def facts_of(run: Run, position: Position) -> dict[str, Any]:
+    """What a resume needs beside the tensors.
 
-    every draw is keyed by seed, epoch and batch number.
+    No state of a random generator is among it: every draw is keyed by seed, epoch and number.
     """
     return {
         "position": dataclasses.asdict(position),
         "drafter": dataclasses.asdict(run.drafter.config),
         "data": run.data_facts(),
         "config": dataclasses.asdict(run.config),
-        "release": release,
         "torch": torch.__version__,
     }
