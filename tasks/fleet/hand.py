@@ -97,6 +97,8 @@ class Hand:
             error = NoFirstStep(self.host.name, what, error.hint, facts=error.facts)
         if isinstance(error, ResultLost | Interrupted) or (lost and self._leased_at is not None):
             error.after = self._read_again()
+        if isinstance(error, LeaseHeld):
+            self._run = dataclasses.replace(self._run, lease=None)  # nothing of ours to give back
         owed = not lost and (self._stopped or isinstance(error, NoFirstStep))
         outcome = self._outcome(
             name, "FAILED", str(error), error=error, seconds=seconds, facts=error.facts
@@ -111,7 +113,9 @@ class Hand:
         return outcome
 
     def _go_back(self, error: DeployError) -> None:
-        failed = str(error.facts.get("run_id") or self._run.id)
+        # It may be an earlier invocation's run that was kept, and then died before its first step.
+        its_run = error.facts.get("run_id") if isinstance(error, NoFirstStep) else None
+        failed = str(its_run or self._run.id)
         self._steps_back, self._going_back = list(self._fallback), True
         self._run = dataclasses.replace(
             self._run,
@@ -156,7 +160,6 @@ class Hand:
                 operations.take_lease(self.host, self._run, self.link)
             except LeaseHeld as held:
                 if self._clock() >= until:
-                    self._run = dataclasses.replace(self._run, lease=None)
                     raise
                 holder = f"{held.facts.get('who')}, since {held.facts.get('since')}"
                 if holder != told:

@@ -171,11 +171,12 @@ class Machine:
         found = {}
         for part in ("releases", "blobs", "runs", "current"):
             top = self.root / part
-            for path in [top, *top.rglob("*")] if top.exists() else []:
+            found_here = [top, *top.rglob("*")] if top.exists() else []
+            for path in (each for each in found_here if not each.name.startswith(".")):
                 stat = path.lstat()
                 content = path.readlink() if path.is_symlink() else None
                 if path.name not in ("status.json", "metrics.jsonl", "train.log"):
-                    # A run under way writes these three, and renames one in its folder.
+                    # A run under way writes these three, and renames a hidden one in its folder.
                     time_ns = 0 if (path / "spec.json").exists() else stat.st_mtime_ns
                     found[str(path)] = (stat.st_mode, stat.st_ino, time_ns, content)
         return found

@@ -147,6 +147,7 @@ def test_a_lease_that_was_lost_ends_the_plan_and_the_state_is_read_again(fleet):
     outcomes = fleet((act, lose, act), count=1, answers={"health": health})
     assert [o.state for o in outcomes] == ["changed", "FAILED", "skipped"]
     assert outcomes[1].detail.endswith("ours is gone; read again: run r1 is training")
+    assert "lease_release" not in [verb for verb, _ in fleet.doors["gpu1"].asked]
 
 
 def test_a_lease_whose_answer_was_lost_is_given_back_all_the_same(fleet):
