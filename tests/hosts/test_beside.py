@@ -82,6 +82,7 @@ def leaders(machine):
     return {p.pid for p in found if p.parent not in pids}
 
 
+@pytest.mark.long
 def test_a_gpu_that_the_run_has_filled_is_not_touched(lab, tmp_path, stub):
     needs("pidns")
     tools = tmp_path / "tools"
