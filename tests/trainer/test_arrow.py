@@ -77,10 +77,14 @@ def test_sliced_and_null_rows_are_read_as_they_are_meant(tmp_path):
     assert store.dropped == {"empty": 1}
 
 
-def test_any_value_but_zero_is_trained_on(tmp_path):
-    ids = list(range(1, 6))
-    table = made.table([(ids, [0, 256, -1, 1, 0])], mask=pa.list_(pa.int16()))
-    assert load(single(tmp_path, table)).row(0)[1].tolist() == [False, True, True, True, False]
+@pytest.mark.parametrize(
+    ("mask", "values"), [(pa.int16(), [0, 256, -1, 1, 0]), (pa.int8(), [0, 2, -1, -128, 0])]
+)
+def test_any_value_but_zero_is_trained_on(tmp_path, mask, values):
+    table = made.table([(list(range(1, 6)), values)], mask=pa.list_(mask))
+    trainable = load(single(tmp_path, table)).row(0)[1]
+    assert trainable.tolist() == [False, True, True, True, False]
+    assert trainable.view(np.uint8).tolist() == [0, 1, 1, 1, 0]
 
 
 def test_rows_that_cannot_teach_are_left_out_and_counted(tmp_path):

@@ -48,17 +48,18 @@ class Chunk(NamedTuple):
     def train(self, start: int, out: Bool) -> None:
         """Write which of `len(out)` tokens from `start` on are trained on."""
         count = len(out)
-        if self.mask is None:
+        if self.rule == NONZERO:
+            # To bool numpy converts by asking whether it is 0; 256 stays true.
+            out[:] = self.mask[start : start + count]
+        elif self.mask is None:
             out[:start] = False
             out[start:] = True
         elif self.rule == BITS:
             packed = self.mask[start >> 3 : (start + count + 7) >> 3]
             bits = np.unpackbits(packed, bitorder="little")
             out[:] = bits[start & 7 : (start & 7) + count]
-        elif self.rule == LABELS:
-            np.not_equal(self.mask[start : start + count], IGNORED, out=out)
         else:
-            out[:] = self.mask[start : start + count] != 0
+            np.not_equal(self.mask[start : start + count], IGNORED, out=out)
 
 
 ROW = np.dtype([("ids", "i8"), ("mask", "i8"), ("length", "i4"), ("number", "i4")])
@@ -140,7 +141,7 @@ class TokenStore:
                 at where all were looked at before.
         """
         first, parts = self._parts
-        at, bounds = 0, [0]
+        at, bounds, bytes_T = 0, [0], trainable_T.view(np.uint8)
         for ids_at, mask_at, count, number in self.index[rows].tolist():
             ids, mask, chunk = parts[bisect_right(first, number) - 1]
             end = at + count
@@ -148,10 +149,10 @@ class TokenStore:
             if mask is None:
                 chunk.train(mask_at, trainable_T[at:end])
             else:
-                # To bool numpy converts by asking whether it is 0; 256 stays true.
-                trainable_T[at:end] = mask[mask_at : mask_at + count]
+                bytes_T[at:end] = mask[mask_at : mask_at + count]
             bounds.append(end)
             at = end
+        np.not_equal(bytes_T[:at], 0, out=trainable_T[:at])
         starts = np.array(bounds)
         if self.seen_V is None:
             self._refuse(rows, ids_T[:at], starts)
@@ -199,9 +200,12 @@ class TokenStore:
 
     @functools.cached_property
     def _parts(self) -> tuple[list[int], list[tuple[Any, Any, Chunk]]]:
-        # What `fill` needs of each chunk; the mask where it can be copied as it is.
-        plain = [each.mask if each.rule == NONZERO else None for each in self.chunks]
-        parts = [(each.ids, mask, each) for each, mask in zip(self.chunks, plain, strict=True)]
+        # What `fill` needs of each chunk; the mask where it is bytes, which are copied as they are
+        # and asked whether they are 0 all together.
+        parts = []
+        for chunk in self.chunks:
+            plain = chunk.rule == NONZERO and chunk.mask.itemsize == 1
+            parts.append((chunk.ids, chunk.mask.view(np.uint8) if plain else None, chunk))
         return self.first_C.tolist(), parts
 
     def refuse(self, row: int, ids: Int64) -> None:
