@@ -292,7 +292,7 @@ def main() -> None:
     print(f"{now:%Y-%m-%d %H:%M} UTC; {_machine()}")
     print(
         f"{chosen.rows:,} rows, {size / 1e6:,.0f} MB, budget {BUDGET:,}; CPU time, best of"
-        f" {4 * chosen.rounds} turns (micro-batches) and {chosen.rounds} fresh processes (opening)\n"
+        f" {4 * chosen.rounds} turns (batches) and {chosen.rounds} fresh processes (opening)\n"
     )
     print("one micro-batch                    us     times ours")
     for name, seconds in made_s.items():
