@@ -10,7 +10,7 @@ People read results on stdout; progress, retries and the last word of a failure 
     {"kind": "status", "host", "state", ...}        one a host, with all that it answered
     {"kind": "log", "host", "run_id", "line"}
     {"kind": "error", "class", "exit_code", "message", "facts"}      what ended the task itself
-    {"kind": "summary", "task", "hosts", "exit_code", "dry"}         always the last
+    {"kind": "summary", "task", "exit_code", "dry"}                  always the last
 """
 
 from __future__ import annotations

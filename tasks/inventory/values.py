@@ -91,7 +91,13 @@ class Inventory:
             MissingHostError: a word names nothing.
             ConfigError: a word names a host that is disabled.
         """
+        words = tuple(words)
         asked = [part.strip() for word in words for part in word.split(",") if part.strip()]
+        if any(words) and not asked:
+            # `--host "$A,$B"` with both unset must not mean every host of the default group.
+            raise MissingHostError(
+                "--host", "names no host", "name one, or leave it out for the default group"
+            )
         found: dict[str, Host] = {}
         for word in asked or [DEFAULT if DEFAULT in self.groups else ALL]:
             found.update((host.name, host) for host in self._named(word))

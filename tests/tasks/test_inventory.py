@@ -77,6 +77,12 @@ def test_words_find_hosts(words, found):
     assert named(*words) == found
 
 
+@pytest.mark.parametrize("words", [",", " ", " , ,"])
+def test_a_list_of_nothing_is_not_the_default_group(words):
+    with pytest.raises(MissingHostError, match="--host: names no host"):
+        named(words)
+
+
 def test_without_a_default_group_all_enabled_hosts_are_meant():
     assert named(text=GOOD.replace("default: [demo]", "small: [demo]")) == ["demo", "gpu1", "gpu10"]
 
