@@ -13,6 +13,9 @@ from .desk import Desk, Refused
 from .root import TEMPORARY, remove
 
 PR_SET_PDEATHSIG = 1
+SESSION_NICE = 10
+"""A tenth of the CPUs beside a session that wants them all. At 19 it is a seventieth, and checks
+of 5 s took minutes on a host that trains on its CPUs."""
 LARGEST = 4 * 1024 * 1024
 
 
@@ -57,7 +60,7 @@ def run(
         # Where the kernel groups by session, a nice value counts inside of one alone: the session
         # as a whole must be niced too, or it takes as much of the CPUs as the run's does.
         with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-            group.write(str(nice))
+            group.write(str(min(nice, SESSION_NICE)))
         with contextlib.suppress(ImportError, AttributeError):  # a Python without libffi
             import ctypes  # noqa: PLC0415  # in the child alone
 
