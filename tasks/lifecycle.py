@@ -17,7 +17,10 @@ _CHANGE = {
     "dry_run": cli.DRY_RUN,
     "json": cli.JSON,
 }
-_ROLLBACK = "leave a run that makes no step as it is, to be looked at (exit 10)"
+_ROLLBACK = (
+    "put the old run back when the new one makes no step; --no-rollback leaves the new one as it "
+    "is, to be looked at, and exits 10"
+)
 
 
 @task(
