@@ -13,6 +13,8 @@ from .desk import Desk, Refused
 from .root import TEMPORARY, remove
 
 PR_SET_PDEATHSIG = 1
+NICE = 19
+"""Whatever a verb starts for a moment, a run may be training beside it."""
 SESSION_NICE = 10
 """A tenth of the CPUs beside a session that wants them all. At 19 it is a seventieth, and checks
 of 5 s took minutes on a host that trains on its CPUs."""
@@ -39,7 +41,6 @@ def run(
     *,
     directory: str,
     environment: Dict[str, str],
-    nice: int = 0,
     scratch: Optional[str] = None,
 ) -> Said:
     """Run a program to its end, at a safe point all the while.
@@ -56,11 +57,11 @@ def run(
 
     def prepare() -> None:
         os.setsid()
-        os.nice(nice)
+        os.nice(NICE)
         # Where the kernel groups by session, a nice value counts inside of one alone: the session
         # as a whole must be niced too, or it takes as much of the CPUs as the run's does.
         with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-            group.write(str(min(nice, SESSION_NICE)))
+            group.write(str(SESSION_NICE))
         with contextlib.suppress(ImportError, AttributeError):  # a Python without libffi
             import ctypes  # noqa: PLC0415  # in the child alone
 

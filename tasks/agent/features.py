@@ -13,7 +13,6 @@ from .lease import watching
 from .root import program, root_of
 from .spec import Spec, texts
 
-NICE = 19
 LEAST_FREE_MIB = 2048
 """A GPU with less free memory is left alone: our context could end the run that trains there."""
 
@@ -48,7 +47,6 @@ def features(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             spec.argv,
             directory=release,
             environment=environment,
-            nice=NICE,
             scratch=root.path,
         )
     answer = _answer(said.out)
