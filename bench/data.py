@@ -127,8 +127,8 @@ def assembly(folder: Path, size: int, rounds: int) -> dict[str, float]:
     def ours(number: int) -> object:
         ids, trainable = np.empty(BUDGET, np.int64), np.empty(BUDGET, np.bool_)
         starts = store.fill(batches[number % len(batches)], ids, trainable)
-        end = int(starts[-1])
-        return [torch.from_numpy(each) for each in (ids[:end], trainable[:end], starts)]
+        end = starts[-1]
+        return torch.from_numpy(ids[:end]), torch.from_numpy(trainable[:end]), starts
 
     def assembled(number: int) -> object:
         batch = assemble(

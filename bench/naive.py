@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Rows = list[tuple[list[int], list[int]]]
 """Ids and mask of each row of a batch, as Python lists."""
-Batch = tuple[torch.Tensor, ...]
+Batch = tuple[torch.Tensor, torch.Tensor, "torch.Tensor | list[int]"]
 """Ids, mask, and what tells the rows apart: lengths, or a mask of the padding."""
 
 
@@ -56,7 +56,7 @@ def fetch_tensors(held: datasets.Dataset, rows: list[int]) -> Batch:
     return (
         torch.cat(input_ids),
         torch.cat([each["loss_mask"] for each in items]),
-        torch.tensor([len(each) for each in input_ids]),
+        [len(each) for each in input_ids],
     )
 
 
@@ -67,7 +67,7 @@ def fetch_arrow(held: datasets.Dataset, rows: list[int]) -> Batch:
     return (
         torch.from_numpy(ids.flatten().to_numpy().astype(np.int64)),
         torch.from_numpy(mask.flatten().to_numpy() != 0),
-        torch.tensor(ids.value_lengths().to_pylist()),
+        ids.value_lengths().to_pylist(),
     )
 
 

@@ -11,6 +11,7 @@ resumed run makes it again, so that nothing of it is state.
 from __future__ import annotations
 
 import functools
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -207,10 +208,10 @@ def assemble(store: TokenStore, rows: Int64, *, budget: int, epoch: int, number:
     ids_T = np.empty(budget, np.int64)
     trainable_T = np.empty(budget, np.bool_)
     starts = store.fill(rows, ids_T, trainable_T)
-    tokens = int(starts[-1])
+    tokens = starts[-1]
     ids_T[tokens:] = 0
     trainable_T[tokens:] = False
-    lengths = (starts[1:] - starts[:-1]).tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
     documents = np.arange(len(lengths) + 1, dtype=np.int32)
     documents[-1] = -1
     count_T, zero_T = _counting(budget)
@@ -218,7 +219,7 @@ def assemble(store: TokenStore, rows: Int64, *, budget: int, epoch: int, number:
     position_T = np.concatenate([*(count_T[:length] for length in lengths), zero_T[tokens:]])
     return Batch(
         ids_T=ids_T, trainable_T=trainable_T, document_T=document_T, position_T=position_T,
-        starts_D1=starts.astype(np.int32), tokens=tokens, epoch=epoch, number=number,
+        starts_D1=np.array(starts, np.int32), tokens=tokens, epoch=epoch, number=number,
     )  # fmt: skip
 
 

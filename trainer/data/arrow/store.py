@@ -130,7 +130,7 @@ class TokenStore:
         # Keys of a dict: each once, in order.
         return tuple({each.mapped: None for each in self.chunks if each.mapped is not None})
 
-    def fill(self, rows: Int64, ids_T: Int64, trainable_T: Bool) -> Int64:
+    def fill(self, rows: Int64, ids_T: Int64, trainable_T: Bool) -> list[int]:
         """Write rows end to end into buffers that hold them; what follows is left as it is.
 
         Returns:
@@ -141,8 +141,8 @@ class TokenStore:
                 at where all were looked at before.
         """
         first, parts = self._parts
-        at, bounds, bytes_T = 0, [0], trainable_T.view(np.uint8)
-        for ids_at, mask_at, count, number in self.index[rows].tolist():
+        at, starts, bytes_T = 0, [0], trainable_T.view(np.uint8)
+        for ids_at, mask_at, count, number in self.index.take(rows).tolist():
             ids, mask, chunk = parts[bisect_right(first, number) - 1]
             end = at + count
             ids_T[at:end] = ids[ids_at : ids_at + count]
@@ -150,10 +150,9 @@ class TokenStore:
                 chunk.train(mask_at, trainable_T[at:end])
             else:
                 bytes_T[at:end] = mask[mask_at : mask_at + count]
-            bounds.append(end)
+            starts.append(end)
             at = end
         np.not_equal(bytes_T[:at], 0, out=trainable_T[:at])
-        starts = np.array(bounds)
         if self.seen_V is None:
             self._refuse(rows, ids_T[:at], starts)
         return starts
@@ -222,7 +221,7 @@ class TokenStore:
                 f" has ids 0 to {limit - 1:,}; tokenize with the target's own tokenizer"
             )
 
-    def _refuse(self, rows: Int64, ids: Int64, starts: Int64) -> None:
+    def _refuse(self, rows: Int64, ids: Int64, starts: list[int]) -> None:
         # As unsigned, a negative id is a very large one: a single pass sees both.
         if self.vocab_size is not None and int(ids.view(np.uint64).max(initial=0)) >= (
             self.vocab_size
