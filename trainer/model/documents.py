@@ -70,14 +70,14 @@ def spans(starts: Sequence[int]) -> tuple[Span, ...]:
     return tuple(made)
 
 
-def apart(held: tuple[Span, ...]) -> Tensor:
+def apart(held: tuple[Span, ...], device: torch.device) -> Tensor:
     """Make `by_document` keep these apart, in this thread, wherever it meets the answer as mask.
 
     Returns:
         A mask that models hand down as it is, because it has the four dimensions of a finished one.
     """
     _spans.set(held)
-    return torch.empty(1, 1, 0, 0, dtype=torch.bool)
+    return torch.empty(1, 1, 0, 0, dtype=torch.bool, device=device)
 
 
 def by_document(attend: Attend) -> Attend:

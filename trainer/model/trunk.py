@@ -110,7 +110,7 @@ class Trunk:
             slice(None),
             input_ids=sent(ids_t, out_TF.device)[None],
             position_ids=sent(position_t, out_TF.device)[None],
-            attention_mask=documents.apart(documents.spans(starts.tolist())),
+            attention_mask=documents.apart(documents.spans(starts.tolist()), out_TF.device),
         )
 
     def _run(self, out_TF: Tensor, total: int, place_t: Tensor | slice, **inputs: Tensor) -> None:
