@@ -26,7 +26,7 @@ class _WithShortFlags(Task[Any]):
 
 
 @task(auto_shortflags=False, help=_LOOK)
-def status(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001  # Invoke's
+def status(c: Context, *, host: str | None = None, json: bool = False) -> None:  # noqa: ARG001  # Invoke's
     """Show what each host trains, and the last words of what died.
 
     `age` is the time since the last step, or since the end of a run that
@@ -50,7 +50,7 @@ def status(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: 
 def logs(
     c: Context,  # noqa: ARG001  # Invoke's
     *,
-    host: str = "",
+    host: str | None = None,
     follow: bool = False,
     lines: str = "20",
     run: str = "",
@@ -69,7 +69,7 @@ def logs(
 
 
 @task(auto_shortflags=False, help=_LOOK)
-def health(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001  # Invoke's
+def health(c: Context, *, host: str | None = None, json: bool = False) -> None:  # noqa: ARG001  # Invoke's
     """Say how the run is; exits 11 when it is not well.
 
     Well is: starting, training, "training, unsupervised" and finished. Not
@@ -82,7 +82,7 @@ def health(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: 
 
 
 @task(auto_shortflags=False, help=_LOOK)
-def doctor(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001  # Invoke's
+def doctor(c: Context, *, host: str | None = None, json: bool = False) -> None:  # noqa: ARG001  # Invoke's
     """Ask a sick host all there is to ask, and say what mends it.
 
     From the name and the port over login, shell, disks and clock to the
@@ -96,7 +96,7 @@ def doctor(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: 
 
 
 @task(auto_shortflags=False, help={**_LOOK, "trainer": cli.TRAINER})
-def verify(c: Context, *, host: str = "", trainer: str = "", json: bool = False) -> None:  # noqa: ARG001
+def verify(c: Context, *, host: str | None = None, trainer: str = "", json: bool = False) -> None:  # noqa: ARG001
     """Compare the hosts with this trainer, and say what runs.
 
     Says `deployed, not running`, `running other code` or `running this`, after
@@ -110,7 +110,7 @@ def verify(c: Context, *, host: str = "", trainer: str = "", json: bool = False)
 
 
 @task(auto_shortflags=False, help=_LOOK)
-def verify_features(c: Context, *, host: str = "", json: bool = False) -> None:  # noqa: ARG001
+def verify_features(c: Context, *, host: str | None = None, json: bool = False) -> None:  # noqa: ARG001
     """Run the feature checks of the deployed release.
 
     Every feature that hosts.yaml requires must be there, and its check must

@@ -36,7 +36,7 @@ _ROLLBACK = (
 def deploy(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     restart: bool = False,
     trainer: str = "",
     run_id: str = "",
@@ -74,7 +74,7 @@ def deploy(
 def restart(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     run_id: str = "",
     rollback: bool = True,
     wait_lease: str = "0",
@@ -115,7 +115,7 @@ def restart(
 def rollback(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     to: str = "",
     run_id: str = "",
     wait_lease: str = "0",
@@ -149,7 +149,7 @@ def rollback(
 def sync(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     trainer: str = "",
     wait_lease: str = "0",
     dry_run: bool = False,
@@ -177,7 +177,7 @@ def sync(
 def kill(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     wait_lease: str = "0",
     dry_run: bool = False,
     json: bool = False,
@@ -205,7 +205,7 @@ def kill(
 def launch(
     c: Context,
     *,
-    host: str = "",
+    host: str | None = None,
     run_id: str = "",
     wait_lease: str = "0",
     dry_run: bool = False,

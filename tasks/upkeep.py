@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def lease(
     c: Context,  # noqa: ARG001  # Invoke's
     *,
-    host: str = "",
+    host: str | None = None,
     release: bool = False,
     of: str = "",
     json: bool = False,
@@ -56,7 +56,7 @@ def lease(
 def trust(
     c: Context,  # noqa: ARG001  # Invoke's
     *,
-    host: str = "",
+    host: str | None = None,
     fingerprint: str = "",
     yes: bool = False,
     json: bool = False,

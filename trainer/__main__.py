@@ -32,6 +32,7 @@ speculative decoding with a frozen target.
   evaluate   speculative decoding with a trained drafter: acceptance length, speed
   export     a checkpoint as a folder that SGLang, vLLM and z-lab's code load
   features   run a check of everything this trainer promises (--json for machines)
+  check      read the flags of `train`, and say what is wrong with them
 
 `python -m trainer COMMAND --help` tells a command's flags.
 
@@ -58,6 +59,11 @@ def main(argv: Sequence[str]) -> int:
             return _train(rest)
         if command == "features":
             return _features(rest)
+        if command == "check":
+            from trainer import config
+
+            config.read(rest)
+            return 0
         if command in ROOMS:
             module, name = ROOMS[command]
             code: int = getattr(importlib.import_module(module), name)(rest, _say)

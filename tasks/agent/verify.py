@@ -20,6 +20,8 @@ import json, platform
 import trainer
 print(json.dumps({"python": platform.python_version(), "file": trainer.__file__}))
 """
+TRAIN, CHECK = ["-m", "trainer", "train"], ["-m", "trainer", "check"]
+"""What a spec starts, and what only reads its flags: exits 0, or says in a line what is wrong."""
 
 
 def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
@@ -51,6 +53,8 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     if not wrong and python:
         with watching(desk, root):
             imported = _import(desk, release, program(python, "python"), spec, wrong)
+            if spec is not None and not wrong:
+                wrong += _flags(desk, release, spec)
     if spec is not None:
         wrong += _paths(root, spec, warnings)
         wrong += _ports(root, spec, warnings)
@@ -121,6 +125,21 @@ def _import(
     return found
 
 
+def _flags(desk: Desk, release: str, spec: Spec) -> List[str]:
+    """What the release says to the flags it would be launched with."""
+    python, *words = spec.argv
+    if words[:3] != TRAIN:
+        return []
+    said = children.run(
+        desk,
+        [python, "-B", *CHECK, *words[3:]],
+        directory=release,
+        environment=spec.environment({}),
+        scratch=os.path.dirname(os.path.dirname(release)),
+    )
+    return [] if said.status == 0 else [f"run.trainer: {said.last_words}"]
+
+
 def _flag(spec: Spec, name: str) -> Optional[str]:
     """The value of a flag of the trainer; the last one counts, as it does for argparse."""
     found = None
@@ -144,6 +163,13 @@ def _paths(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
         outputs.check_owner(root, spec.output_dir)
     except Refused as refused:
         wrong.append(refused.text)
+    inner, outer = sorted((os.path.realpath(spec.output_dir), os.path.realpath(root.path)), key=len)
+    if os.path.commonpath((inner, outer)) == inner:
+        wrong.append(
+            f"output-dir {spec.output_dir}: and root {root.path} lie in each other; give it a"
+            " folder of its own"
+        )
+        return wrong
     there = spec.output_dir
     while not os.path.exists(there) and there != "/":
         there = os.path.dirname(there)

@@ -42,7 +42,7 @@ class Words:
     """What a person typed, unread."""
 
     task: str
-    host: str = ""
+    host: str | None = None
     run_id: str = ""
     trainer: str | None = None
     """Folder of the desk's trainer, "" for the checkout's own; None: not the desk's tree is meant,
@@ -59,7 +59,7 @@ def hosts_of(words: Words) -> tuple[Host, ...]:
     """Find the hosts that are meant. Raises ConfigError."""
     from tasks import inventory  # noqa: PLC0415  # see tasks/cli
 
-    return inventory.read(PROJECT / "hosts.yaml").select([words.host] if words.host else [])
+    return inventory.read(PROJECT / "hosts.yaml").select([] if words.host is None else [words.host])
 
 
 def run_of(words: Words) -> Run:

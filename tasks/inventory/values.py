@@ -93,8 +93,8 @@ class Inventory:
         """
         words = tuple(words)
         asked = [part.strip() for word in words for part in word.split(",") if part.strip()]
-        if any(words) and not asked:
-            # `--host "$A,$B"` with both unset must not mean every host of the default group.
+        if words and not asked:
+            # `--host "$HOST"` with HOST unset must not mean every host of the default group.
             raise MissingHostError(
                 "--host", "names no host", "name one, or leave it out for the default group"
             )

@@ -258,3 +258,19 @@ def checker(agent):
         if b"features" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
             return int(child)
     return None
+
+
+def test_flags_that_the_release_does_not_know_are_found_before_anything_stops(machine):
+    machine.deploy()
+    plain = machine.spec()
+    assert verify(machine, spec=plain)["state"] == "deployed, not running"
+    plain["argv"] = [*plain["argv"], "--wrong-flag", "1"]
+    assert differences(machine, spec=plain) == ["run.trainer: --wrong-flag: unknown flag"]
+
+
+@pytest.mark.parametrize("place", [".", "runs/out", ".."])
+def test_an_output_folder_and_the_root_do_not_lie_in_each_other(machine, place):
+    machine.deploy()
+    plain = machine.spec()
+    plain["output_dir"] = os.path.normpath(machine.root / place)
+    assert "lie in each other" in differences(machine, spec=plain)[0]

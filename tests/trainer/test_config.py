@@ -111,3 +111,17 @@ def test_the_help_of_train_tells_units_and_defaults(capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "Slots of one micro-batch, in tokens (default 8192)." in text
     assert "Learning rate after warm-up (default 0.0006)." in text
+
+
+def test_check_reads_flags_alone_and_needs_no_torch():
+    def check(*more):
+        program = [sys.executable, "-X", "importtime", "-m", "trainer", "check"]
+        done = subprocess.run(
+            [*program, *NEEDED, *more], capture_output=True, text=True, check=False
+        )
+        assert "torch" not in done.stderr
+        return done.returncode, done.stderr.splitlines()[-1]
+
+    assert check()[0] == 0
+    assert check("--epochz", "6") == (2, "--epochz: unknown flag; did you mean --epochs?")
+    assert check("--lr", "inf") == (2, "--lr: is inf; give more than 0")

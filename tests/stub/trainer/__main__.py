@@ -84,7 +84,12 @@ def main(words: list[str]) -> int:
         return train(words[1:])
     if words[:1] == ["features"]:
         return features()
-    print(f"trainer: no command {words[:1]}; give train or features", file=sys.stderr)
+    if words[:1] == ["check"]:
+        wrong = [word for word in words if word.startswith("--wrong")]
+        if wrong:
+            print(f"{wrong[0]}: unknown flag", file=sys.stderr)
+        return 2 if wrong else 0
+    print(f"trainer: no command {words[:1]}; give train, check or features", file=sys.stderr)
     return 2
 
 
