@@ -48,7 +48,7 @@ class TrainConfig:
     """Slots of one micro-batch, in tokens."""
     layout: str = "auto"
     """How rows share the budget: packed end to end, padded to the longest, or auto: packed where
-    the target keeps documents apart."""
+    the target keeps documents apart, but padded on a GPU."""
     max_anchors: int = 512
     """Blocks drawn from one micro-batch of one pair."""
     accumulation: int = 1

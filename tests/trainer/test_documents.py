@@ -1,10 +1,13 @@
 """Documents that lie end to end in one row have the features that each has alone."""
 
+import types
+
 import pytest
 import torch
 import transformers
 
 from tests.trainer import tiny
+from trainer.build.data import layout
 from trainer.model import documents
 from trainer.model.target import Target
 
@@ -154,3 +157,18 @@ def test_short_documents_share_a_call():
     seen = held[1].mask(None, "cpu")[0, 0]
     assert int(seen.sum()) == sum(n * (n + 1) // 2 for n in (100, 100, 300, 1))
     assert int(held[0].mask(2, "cpu").sum()) == 2 * 600 - 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "mixed", "found"),
+    [
+        ("auto", "cpu", "", "packed"),
+        ("auto", "cpu", "keeps recurrent state", "padded"),
+        ("auto", "cuda", "", "padded"),
+        ("packed", "cuda", "", "packed"),
+        ("padded", "cpu", "", "padded"),
+    ],
+)
+def test_the_layout_suits_target_and_device(asked, device, mixed, found):
+    target = types.SimpleNamespace(device=torch.device(device), mixes_documents=lambda: mixed)
+    assert layout(types.SimpleNamespace(layout=asked), target) == found
