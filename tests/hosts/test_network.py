@@ -76,7 +76,7 @@ def test_a_deploy_over_a_long_and_lossy_path(abroad, deploy, stub, tell):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "size"), [(2, 1 << 20), pytest.param(10, 4 << 20, marks=pytest.mark.long)]
+    ("seconds", "size"), [(2, 1 << 19), pytest.param(10, 4 << 20, marks=pytest.mark.long)]
 )
 def test_a_link_that_is_down_in_the_middle_of_an_upload(  # noqa: PLR0917  # fixtures
     abroad, deploy, stub, notes, tell, seconds, size

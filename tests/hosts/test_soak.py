@@ -13,7 +13,7 @@ BLOBS_A_RELEASE = 6
 def test_many_cycles_of_deploy_restart_and_kill_leave_nothing_that_grows(
     machine, stub, rounds, tell
 ):
-    cycles = rounds(6, 200)
+    cycles = rounds(5, 200)
     soak = Soak(machine, stub)
     for _ in range(3):  # what is made once, by the first ones
         soak.cycle()
