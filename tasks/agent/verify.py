@@ -37,12 +37,16 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
     python = want(arguments, "python", str, default=None)
     warnings: List[str] = []
     if not os.path.isdir(release):
+        # Said before anything travels: a dry run to a new host finds a mistyped path.
+        _refuse(
+            digest, [] if spec is None else _interpreter(spec) + _surroundings(root, spec, warnings)
+        )
         return {
             "state": "not deployed",
             "digest": digest,
             "run_id": None,
             "files": 0,
-            "warnings": [],
+            "warnings": warnings,
         }
     files = releases.stored(release)
     if files is None or releases.digest_of(files) != digest:
@@ -56,12 +60,8 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
             if spec is not None and not wrong:
                 wrong += _flags(desk, release, spec)
     if spec is not None:
-        wrong += _paths(root, spec, warnings)
-        wrong += _ports(root, spec, warnings)
-        wrong += _devices(spec, warnings)
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise Refused("verify", f"{digest[:12]}: {wrong[0]}{more}", differences=wrong)
+        wrong += _surroundings(root, spec, warnings)
+    _refuse(digest, wrong)
     state, run_id = _running(root, digest)
     failed = previous.failures(root, digest) if state != "running this" else []
     warnings += [f"run {run.run_id} of this release never made a step" for run in failed[:1]]
@@ -75,6 +75,24 @@ def verify(desk: Desk, arguments: Dict[str, Any]) -> Dict[str, Any]:
         "secret_names": [] if spec is None else spec.secret_names,
         "warnings": warnings,
     }
+
+
+def _refuse(digest: str, wrong: List[str]) -> None:
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise Refused("verify", f"{digest[:12]}: {wrong[0]}{more}", differences=wrong)
+
+
+def _interpreter(spec: Spec) -> List[str]:
+    python = spec.argv[0]
+    if not os.path.isabs(python) or os.access(python, os.X_OK):
+        return []
+    return [f"python {python}: is not there, or may not be started"]
+
+
+def _surroundings(root: Root, spec: Spec, warnings: List[str]) -> List[str]:
+    """What a run needs of the host beside its release, and does not find."""
+    return _paths(root, spec, warnings) + _ports(root, spec, warnings) + _devices(spec, warnings)
 
 
 def _meant(root: Root, arguments: Dict[str, Any]) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FAILED_GRACE_S = 10
 HEALTHY = ("starting", "training", "training, unsupervised", "finished")
 """States of a run that `health` passes."""
+LIVING = ("starting", "training", "training, unsupervised", "stalled")
 
 
 def _pair(host: Host, run: Run) -> list[str | None] | None:
@@ -201,7 +202,8 @@ def _said(reply: Mapping[str, Any]) -> str:
     if state == "absent":
         return "no run was ever started here"
     parts = [f"run {reply.get('run_id')} is {state}"]
-    if reply.get("pid"):
+    # Of a run that is over, the number may be anybody's by now.
+    if reply.get("pid") and state in LIVING:
         parts.append(f"pid {reply['pid']}")
     if reply.get("step") is not None:
         total = f" of {reply['steps']:,}" if reply.get("steps") else ""

@@ -42,6 +42,16 @@ def test_the_four_states(machine):
     assert not list((machine.root / "releases").rglob("__pycache__"))
 
 
+def test_before_anything_travels_paths_and_interpreter_are_looked_at(machine):
+    machine.manifest()
+    plain = machine.spec("--target-model", "/nowhere/model")
+    plain["argv"][0] = "/nowhere/python"
+    assert differences(machine, spec=plain) == [
+        "python /nowhere/python: is not there, or may not be started",
+        "target-model /nowhere/model: is not there",
+    ]
+
+
 def test_without_a_digest_what_is_deployed_is_meant(machine):
     digest = machine.deploy()
     asks = [
