@@ -48,6 +48,8 @@ def pytest_configure():
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # A cancelled run ends its fixtures, and with them what its tests started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # nohup ignores it, and what ignores it hands that on.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Nothing here loads from a hub; without this a missing file is asked for there, and waited for.
     os.environ["HF_HUB_OFFLINE"] = "1"
     # Idle threads of torch must not spin: with as many runs at once as here, that costs more than
