@@ -16,9 +16,9 @@ import pytest
 from tests import imports, leftovers
 
 TAG = "FAB_TEST_SESSION"
-HOSTS = {"agent", "hosts", "demo", "scripts"}
-"""Folders whose tests start processes of their own, or talk to a real sshd."""
-PARTS = ("fast", "torch", "hosts")
+PROCESSES = {"agent", "demo", "scripts"}
+"""Folders whose tests start processes of their own; those of `hosts` also talk to a real sshd."""
+PARTS = ("fast", "torch", "processes", "hosts")
 """From light to heavy."""
 HEAVY = {"torch", "transformers"}
 NOT_RUN = "not run: "
@@ -29,7 +29,7 @@ def pytest_addoption(parser):
     group.addoption(
         "--part",
         choices=PARTS,
-        help="hosts: starts processes of its own; torch: of the others, those; fast: the rest",
+        help="hosts: has a real sshd; processes: starts its own; torch: needs it; fast: the rest",
     )
     group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
     group.addoption(
@@ -65,8 +65,11 @@ def modules(root: Path) -> dict[str, imports.Module]:
 @functools.cache
 def part_of_file(path: Path, root: Path) -> str:
     """By where it stands, and by whether importing it brings torch in."""
-    if HOSTS & set(path.relative_to(root).parts):
+    folders = set(path.relative_to(root).parts)
+    if "hosts" in folders:
         return "hosts"
+    if PROCESSES & folders:
+        return "processes"
     heavy = HEAVY & imports.outside(imports.read_file(path, root), modules(root))
     return "torch" if heavy else "fast"
 

@@ -117,6 +117,7 @@ def test_the_fast_part_holds_what_needs_neither_torch_nor_sshd(house):
     tests = {
         "tests/test_plain.py": "from trainer import plain\ndef test_plain(): pass\n",
         "tests/test_mark.py": "import pytest\n@pytest.mark.torch\ndef test_mark(): pass\n",
+        "tests/agent/test_agent.py": "import torch\ndef test_agent(): pass\n",
         "tests/hosts/test_host.py": "import torch\ndef test_host(): pass\n",
         "tests/test_both.py": "import pytest, torch\n@pytest.mark.hosts\n"
         "def test_marked_host(): pass\n",
@@ -126,12 +127,17 @@ def test_the_fast_part_holds_what_needs_neither_torch_nor_sshd(house):
     for where, text in tests.items():
         house.write(where, text)
     house.write("torch.py", "")
-    names = ["test_plain", "test_mark", "test_heavy", "test_host", "test_marked_host"]
+    names = ["test_plain", "test_mark", "test_heavy", "test_agent", "test_host", "test_marked_host"]
     ran = {}
-    for part in ("fast", "torch", "hosts"):
+    for part in ("fast", "torch", "processes", "hosts"):
         _, said, _ = house.run(f"--part={part}")
         ran[part] = [name for name in names if f"::{name} PASSED" in said]
-    assert ran == {"fast": names[:1], "torch": names[1:3], "hosts": names[3:]}
+    assert ran == {
+        "fast": names[:1],
+        "torch": names[1:3],
+        "processes": names[3:4],
+        "hosts": names[4:],
+    }
 
 
 def test_long_ones_run_when_asked_for_and_last(house):
