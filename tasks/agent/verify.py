@@ -20,6 +20,8 @@ import json, platform
 import trainer
 print(json.dumps({"python": platform.python_version(), "file": trainer.__file__}))
 """
+BAD_INPUT = 2
+"""The trainer's exit code for what a person got wrong; any other is the release's own fault."""
 TRAIN, CHECK = ["-m", "trainer", "train"], ["-m", "trainer", "check"]
 """What a spec starts, and what only reads its flags: exits 0, or says in a line what is wrong."""
 
@@ -155,7 +157,10 @@ def _flags(desk: Desk, release: str, spec: Spec) -> List[str]:
         environment=spec.environment({}),
         scratch=os.path.dirname(os.path.dirname(release)),
     )
-    return [] if said.status == 0 else [f"run.trainer: {said.last_words}"]
+    if said.status == 0:
+        return []
+    where = "run.trainer" if said.status == BAD_INPUT else f"{' '.join(CHECK[1:])}"
+    return [f"{where}: {said.last_words}"]
 
 
 def _flag(spec: Spec, name: str) -> Optional[str]:

@@ -238,6 +238,10 @@ _PATIENCE = {
 }
 
 
+# What paramiko says of a server that says nothing depends on which of its threads notices first.
+_MUTE = {"", "No existing session", "Error reading SSH protocol banner"}
+
+
 def _why(hop: Hop, wrong: Exception, seconds: float) -> tuple[str, str]:
     """Give the layer that failed (name, route, port, banner) and the words for it."""
     if isinstance(wrong, socket.gaierror):
@@ -248,7 +252,7 @@ def _why(hop: Hop, wrong: Exception, seconds: float) -> tuple[str, str]:
         return "port", f"nothing listens at {hop.at}"
     if isinstance(wrong, paramiko.ChannelException):
         return "route", f"the jump host cannot reach {hop.at} ({visible(wrong.text)})"
-    if isinstance(wrong, EOFError) or str(wrong) in {"", "No existing session"}:
+    if isinstance(wrong, EOFError) or str(wrong) in _MUTE:
         return "banner", f"{hop.at} took the connection and did not speak SSH in {seconds:.0f} s"
     layer = "banner" if isinstance(wrong, paramiko.SSHException) else "route"
     return layer, f"{hop.at}: {visible(getattr(wrong, 'strerror', None) or str(wrong))}"

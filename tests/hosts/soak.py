@@ -28,6 +28,7 @@ class Soak:
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self._text = (trainer / "loop.py").read_text()
         self._made = 0
+        self._threads = threading.active_count()
 
     def cycle(self) -> None:
         """Deploy a tree that is new, restart it, and kill it."""
@@ -60,6 +61,8 @@ class Soak:
         """What there is of everything, once the connections have ended."""
         machine, root, output = self.machine, self.machine.home / "fab", self.machine.home / "out"
         until(lambda: not machine.sessions(), 30, what="end of all connections")
+        # paramiko's threads see the end of a connection a moment after it.
+        until(lambda: threading.active_count() <= self._threads, 10, what="end of its threads")
         return {
             "processes on the host": len(machine.processes()),
             "zombies on the host": len(machine.zombies()),

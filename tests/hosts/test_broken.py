@@ -116,11 +116,13 @@ def test_a_missing_import(desk):
     assert_reads(
         read(desk, "deploy", exits=4),
         [
-            *BEFORE,
-            f"gpu1  verify-features  FAILED     verification failed: features: exit 1 without an answer: {words}",
-            f"    | {words}",
+            *BEFORE[:-1],
+            f"gpu1  verify           FAILED     verification failed: RELEASE: trainer check: {words}",
             "---",
-            "fab deploy: exit 4; gpu1: verify-features failed; not done: kill, launch, await-progress",
+            (
+                "fab deploy: exit 4; gpu1: verify failed; not done: "
+                "verify-features, kill, launch, await-progress"
+            ),
         ],
     )
     assert_never_stopped(desk)
