@@ -1,4 +1,4 @@
-"""Outcomes and errors as JSON objects; the schema stands in tasks/cli.py."""
+"""Outcomes and errors as JSON objects; the schema stands in tasks/cli."""
 
 from __future__ import annotations
 

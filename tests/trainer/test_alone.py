@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import yaml
 
 from tests.trainer import made
@@ -26,6 +27,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.torch
 def test_it_trains_where_nothing_of_the_desk_is_installed(tiny_target_dir, tmp_path):
     data = made.save_to_disk(tmp_path / "data", [made.table(made.rows(14))])
     words = made.flags(tiny_target_dir, data, tmp_path / "out", steps=2)

@@ -126,6 +126,7 @@ def test_a_reader_that_leaves_ends_every_thread(depth):
     assert not running()
 
 
+@pytest.mark.torch  # not for torch: it waits for 2 s
 def test_a_thread_that_hangs_does_not_hold_the_end():
     release = threading.Event()
     began = time.monotonic()
@@ -136,6 +137,7 @@ def test_a_thread_that_hangs_does_not_hold_the_end():
     until(lambda: not running())
 
 
+@pytest.mark.torch
 def test_a_process_that_ends_while_a_stage_is_inside_torch_keeps_its_exit_code():
     program = """
 import sys, threading, time, torch
