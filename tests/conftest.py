@@ -7,6 +7,7 @@ import json
 import os
 import secrets
 import signal
+import zlib
 from collections import Counter
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -31,6 +32,7 @@ def pytest_addoption(parser):
         choices=PARTS,
         help="hosts: has a real sshd; processes: starts its own; torch: needs it; fast: the rest",
     )
+    group.addoption("--share", metavar="K/N", help="of all files, the Kth of N equal shares")
     group.addoption("--long", action="store_true", help="full counts of rounds; they come last")
     group.addoption(
         "--leftovers-after",
@@ -82,9 +84,16 @@ def part_of(item: pytest.Item) -> str:
 
 
 def pytest_ignore_collect(collection_path, config):
+    if collection_path.suffix != ".py":
+        return None
+    if (share := config.getoption("--share")) and collection_path.name.startswith("test_"):
+        which, of = map(int, share.split("/"))
+        # By name, so that a file which cannot be collected fails in one share alone.
+        if zlib.crc32(collection_path.name.encode()) % of != which - 1:
+            return True
     # By what a file imports: importing torch alone takes longer than all quick tests together.
     part = config.getoption("--part")
-    if part is None or collection_path.suffix != ".py":
+    if part is None:
         return None
     # A test may be marked as heavier than its file, never as lighter.
     return PARTS.index(part) < PARTS.index(part_of_file(collection_path, config.rootpath)) or None

@@ -73,11 +73,20 @@ class Stop:
             signal.signal(number, signal.SIG_IGN)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
+        del number
         if self.asked:
             return
         self.asked = True
-        if not self._held:
+        # What a finaliser raises, Python prints and drops: then `check` has to be enough.
+        if not self._held and not _in_finaliser(frame):
             raise Stopped
         if self._forward is not None:
             self._forward()
+
+
+def _in_finaliser(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False

@@ -140,6 +140,18 @@ def test_the_fast_part_holds_what_needs_neither_torch_nor_sshd(house):
     }
 
 
+def test_shares_hold_every_file_once(house):
+    names = [f"test_{letter}" for letter in "abc"]
+    for name in names:
+        house.write(f"tests/{name}.py", f"def {name}(): pass\n")
+    ran = []
+    for share in ("1/2", "2/2"):
+        _, said, _ = house.run(f"--share={share}")
+        ran += [name for name in names if f"::{name} PASSED" in said]
+        assert ran
+    assert sorted(ran) == names
+
+
 def test_long_ones_run_when_asked_for_and_last(house):
     house.write(
         "tests/test_planted.py",
