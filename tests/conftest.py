@@ -44,19 +44,18 @@ def pytest_addoption(parser):
     group.addoption("--tally", metavar="FILE", help="write how many tests passed, failed, skipped")
 
 
-def _interrupt(number, frame):
-    # Once: a second one, sent to be sure, would cut short the ending that the first began.
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, signal.SIG_IGN)
-    signal.default_int_handler(number, frame)
+def pytest_keyboard_interrupt():
+    # A second signal, sent to be sure, would cut short the ending that the first began.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def pytest_configure():
     os.environ[TAG] = secrets.token_hex(8)
     # A shell that starts us in the background has it ignored, and so would all that tests start.
-    signal.signal(signal.SIGINT, _interrupt)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A cancelled run ends its fixtures, and with them what its tests started.
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # nohup ignores it, and what ignores it hands that on.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # Nothing here loads from a hub; without this a missing file is asked for there, and waited for.
